@@ -1,5 +1,20 @@
-//! Modern LLM attention on any GPU.
+//! Modern LLM attention on any GPU: WGSL compute kernels and a Rust dispatcher on wgpu.
+//!
+//! Start at [`Attention`] and [`Gpu`]; `docs/architecture.md` draws the way of a call.
 
+mod attention;
 mod error;
+mod gpu;
+mod kernels;
+mod limits;
+mod mask;
+mod plan;
 
+pub use attention::{
+    Attention, AttentionOutput, AttentionShape, MAX_DIM, Partial, merge_partials, record_merge,
+};
 pub use error::{Error, Result};
+pub use gpu::{AdapterSummary, Backend, DType, Element, Gpu, GpuBuilder, Tensor, adapters};
+pub use limits::{LOOP_ITERATIONS, Limits, SUBGROUP_SIZES};
+pub use mask::{MAX_POSITION, Mask, Positions};
+pub use plan::AttentionPlan;

@@ -1,0 +1,13 @@
+// Up to four elements of 32-bit storage at any element `ix`; the first `n` (at least 1) are read, the rest
+// are 0.  x is the tensor's name.
+alias x_item = f32;
+
+fn x_load1(ix: u32) -> f32 {
+    return x[ix];
+}
+
+fn x_load4(ix: u32, n: u32) -> vec4<f32> {
+    let last = ix + n - 1u;
+    let read = vec4<f32>(x[ix], x[min(ix + 1u, last)], x[min(ix + 2u, last)], x[min(ix + 3u, last)]);
+    return select(vec4<f32>(), read, vec4<u32>(0u, 1u, 2u, 3u) < vec4<u32>(n));
+}
