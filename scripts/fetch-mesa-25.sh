@@ -5,6 +5,7 @@ source "$(dirname "$0")/common.sh"
 
 dir=$PWD/target/drivers/mesa25
 if ! grep -qs "$dir/" "$dir/lvp_icd.json"; then # absent, or the repository has moved
+    need_packages mesa-vulkan-drivers libvulkan1 # bring the libraries that both versions use
     suites=bookworm-backports
     packages=({mesa-vulkan-drivers,libdrm2,libdrm-amdgpu1}/bookworm-backports)
     # The driver is built against the LLVM of Debian 12, which other releases lack.
