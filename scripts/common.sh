@@ -71,7 +71,7 @@ uses_lavapipe() {
 # run_suite NAME [FILTER..]: the whole suite, its output also in target/logs/NAME.log, and shaders compiled by
 # Mesa kept in a folder of NAME's own: the key of Mesa's disk cache ignores the driver's vector width.
 run_suite() {
-    local name=$1 runner=(cargo test)
+    local name=$1 runner=(cargo test --lib --bins --tests --examples) # not the doc tests, as with nextest
     shift
     if command -v cargo-nextest >/dev/null; then runner=(cargo nextest run); fi
     mkdir -p target/logs "target/shader-cache/$name"
@@ -80,7 +80,8 @@ run_suite() {
 
 # closing_lines NAME: what the runner said at the end of a suite.
 closing_lines() {
-    sed 's/\x1b\[[0-9;]*m//g' "target/logs/$1.log" | grep -E '^ *Summary \[|^test result:|^error: test' || true
+    sed 's/\x1b\[[0-9;]*m//g' "target/logs/$1.log" | grep -oE '^ *Summary \[.*|^test result:.*' |
+        grep -v ' 0 passed; 0 failed' | sed -E 's/^ *//; s/; 0 ignored; 0 measured; 0 filtered out//' || true
 }
 
 # The npm package with Tint (Dawn for node) and Microsoft's shader compilers, in target/npm.
