@@ -209,4 +209,89 @@ pub enum Error {
         /// What is wrong and what to do.
         message: String,
     },
+
+    // --- model configurations ---
+    /// A configuration is too large to be one.
+    #[error(
+        "config.json is {}, but may have at most {bound} bytes: pass the model's config.json, not its weights",
+        .bytes.map_or_else(|| "longer than it says".to_owned(), |bytes| format!("{bytes} bytes"))
+    )]
+    ConfigTooLarge {
+        /// Its size, if known.
+        bytes: Option<u64>,
+        /// The most allowed.
+        bound: u64,
+    },
+    /// A configuration cannot be read from disk.
+    #[error("{path} cannot be read ({reason}): pass the path of a config.json or of its folder")]
+    ConfigRead {
+        /// The path given.
+        path: String,
+        /// The system's reason.
+        reason: String,
+    },
+    /// A configuration is not JSON.
+    #[error("config.json is not JSON at line {line}, column {column} ({reason}): repair the file")]
+    ConfigSyntax {
+        /// Line, from 1.
+        line: usize,
+        /// Column, from 1.
+        column: usize,
+        /// The parser's reason.
+        reason: String,
+    },
+    /// A field of a configuration has a value outside its bounds.
+    #[error("config.json: {field} is {value}, but must be {bound}: {remedy}")]
+    ConfigField {
+        /// The field, with the objects it lies in.
+        field: String,
+        /// The value given.
+        value: String,
+        /// What it must be.
+        bound: String,
+        /// What to do.
+        remedy: String,
+    },
+    /// A configuration is of a family that is not known.
+    #[error(
+        "config.json: model_type is {model_type:?}, which is not known; the nearest known family is {nearest}: \
+         set model_type to a family of docs/models.md if its attention is the same"
+    )]
+    UnknownFamily {
+        /// The name given.
+        model_type: String,
+        /// The known name nearest to it.
+        nearest: &'static str,
+    },
+    /// A configuration asks for something of its family that is not supported.
+    #[error(
+        "config.json: model_type {family} with {field} = {value} is not supported ({reason}); the nearest known \
+         family is {nearest}: set model_type to it only if the attention is the same"
+    )]
+    UnsupportedModel {
+        /// The family.
+        family: String,
+        /// The field, with the objects it lies in.
+        field: String,
+        /// The value given.
+        value: String,
+        /// Why not.
+        reason: String,
+        /// The known name nearest to the family's.
+        nearest: &'static str,
+    },
+    /// A size needs more than 64 bits.
+    #[error("{what} needs more than 2^64 bytes: lower tokens or batch")]
+    MemoryOverflow {
+        /// What was being sized.
+        what: &'static str,
+    },
+    /// A runtime has no published rule for a design or storage.
+    #[error("runtime {runtime} has no published rule for {what}: leave runtime out, or choose another kv")]
+    NoRuntimeRule {
+        /// The runtime.
+        runtime: &'static str,
+        /// The design or storage.
+        what: String,
+    },
 }

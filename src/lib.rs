@@ -8,6 +8,7 @@ mod gpu;
 mod kernels;
 mod limits;
 mod mask;
+pub mod model;
 mod plan;
 
 pub use attention::{
