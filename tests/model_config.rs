@@ -1,4 +1,5 @@
 //! What configurations mean: defaults, old and new spellings, absent and null, refusals.
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "helpers of tests fail as tests do")]
 
 use std::time::{Duration, Instant};
 

@@ -1,4 +1,5 @@
 //! Mutated configurations: any answer but a panic, and soon.
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "helpers of tests fail as tests do")]
 
 use std::time::{Duration, Instant};
 

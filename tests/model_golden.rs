@@ -1,4 +1,5 @@
 //! The configurations of the reference checkpoints: every one is read, with the layers its file lists.
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "helpers of tests fail as tests do")]
 
 use std::path::PathBuf;
 
