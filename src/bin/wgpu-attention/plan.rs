@@ -5,7 +5,7 @@ mod tables;
 
 use std::error::Error;
 use std::io::Write;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
 use wgpu_attention::model::{
@@ -24,7 +24,7 @@ pub(crate) struct Args {
     /// Sequences
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..))]
     batch: u64,
-    /// Storage of keys and values: f32, f16, bf16, q8_0, q4_0, fp8, fp8-tensor or int8
+    /// Storage of keys and values: f32, f16, bf16, `q8_0`, `q4_0`, fp8, fp8-tensor or int8
     /// [default: what the file says, 16 bits for f32]
     #[arg(long)]
     kv: Option<Storage>,
@@ -97,7 +97,7 @@ struct Sized {
 }
 
 impl Sized {
-    fn read(path: &PathBuf, args: &Args) -> Result<Self, Box<dyn Error>> {
+    fn read(path: &Path, args: &Args) -> Result<Self, Box<dyn Error>> {
         let plan = ModelPlan::from_file(path).map_err(|error| format!("{}: {error}", path.display()))?;
         // f32 is how some weights are published, not how they are run
         let kv = args.kv.unwrap_or(if plan.kv == Storage::F32 { Storage::F16 } else { plan.kv });
@@ -171,10 +171,10 @@ impl Runtime {
 }
 
 /// A model's name in tables: its folder's for a config.json, else the file's.
-fn title(path: &PathBuf) -> String {
+fn title(path: &Path) -> String {
     let is_config = path.file_name().is_some_and(|name| name == "config.json");
     let named = if is_config { path.parent().map(PathBuf::from) } else { None };
-    let named = named.filter(|parent| parent.file_name().is_some()).unwrap_or_else(|| path.clone());
+    let named = named.filter(|parent| parent.file_name().is_some()).unwrap_or_else(|| path.to_owned());
     let stem =
         if named.extension().is_some_and(|e| e == "json") { named.file_stem() } else { named.file_name() };
     stem.map_or_else(|| path.display().to_string(), |name| name.to_string_lossy().into_owned())

@@ -39,9 +39,12 @@ fn length(value: u64, most: u64) -> usize {
     usize::try_from(cells).unwrap_or(BAR).min(BAR).max(usize::from(value > 0))
 }
 
+/// A design, its layers, its bytes.
+pub(super) type Share = (&'static str, usize, u64);
+
 /// Layers and bytes of each design, in the order of their first layer.
-pub(super) fn designs(model: &Sized) -> Result<Vec<(&'static str, usize, u64)>, Box<dyn Error>> {
-    let mut designs: Vec<(&'static str, usize, u64)> = Vec::new();
+pub(super) fn designs(model: &Sized) -> Result<Vec<Share>, Box<dyn Error>> {
+    let mut designs: Vec<Share> = Vec::new();
     for layer in &model.cache.layers {
         let bytes = layer.bytes(model.tokens, model.batch)?;
         match designs.iter_mut().find(|(design, ..)| *design == layer.design) {
@@ -203,23 +206,29 @@ fn draw_parts(area: &Area<'_>, models: &[Sized]) -> Result<(), Box<dyn Error>> {
         let label = if (x.fract() - 0.5).abs() < 1e-6 { models.get(place) } else { None };
         label.map_or_else(String::new, |model| model.name.clone())
     };
-    chart.configure_mesh().disable_x_mesh().x_labels(2 * models.len() + 1).x_label_formatter(&name).draw()?;
-    let mut segments: Vec<(usize, &str, [(f64, f64); 2])> = Vec::new();
+    chart
+        .configure_mesh()
+        .disable_x_mesh()
+        .light_line_style(TRANSPARENT)
+        .x_labels(2 * models.len() + 1)
+        .x_label_formatter(&name)
+        .y_label_formatter(&|y| format!("{y:.0}"))
+        .draw()?;
+    let mut segments = Vec::new();
     for (x, model) in models.iter().enumerate() {
         let (left, right) = (x as f64 + 0.2, x as f64 + 0.8);
         let mut low = 0.0;
         for (design, _, bytes) in designs(model)?.into_iter().filter(|(.., bytes)| *bytes > 0) {
             let high = low + bytes as f64 / MIB;
-            let place = palette.get(design).copied().unwrap_or(0);
-            segments.push((place, design, [(left, low), (right, high)]));
+            segments.push((design, [(left, low), (right, high)]));
             low = high;
         }
     }
     for (design, place) in palette {
         let colour = COLOURS[place % COLOURS.len()];
-        let own = segments.iter().filter(|(_, name, _)| *name == design);
+        let own = segments.iter().filter(|(name, _)| *name == design);
         chart
-            .draw_series(own.map(|(.., corners)| Rectangle::new(*corners, colour.filled())))?
+            .draw_series(own.map(|(_, corners)| Rectangle::new(*corners, colour.filled())))?
             .label(design)
             .legend(move |(x, y)| Rectangle::new([(x, y - 5), (x + 14, y + 5)], colour.filled()));
     }

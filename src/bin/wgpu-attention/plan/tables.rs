@@ -56,14 +56,14 @@ pub(super) fn count(tokens: u64) -> String {
 fn table(header: &[&str]) -> Table {
     let mut table = Table::new();
     table.load_style(presets::UTF8_BORDERS_ONLY);
-    table.set_header(header.iter().enumerate().map(|(i, name)| align(i, *name)));
+    table.set_header(header.iter().enumerate().map(|(i, name)| align(i, name)));
     table
 }
 
 /// The first two columns are text, the others numbers.
-fn align(column: usize, text: impl ToString) -> Cell {
+fn align(column: usize, text: &str) -> Cell {
     let alignment = if column < 2 { CellAlignment::Left } else { CellAlignment::Right };
-    Cell::new(text.to_string()).set_alignment(alignment)
+    Cell::new(text).set_alignment(alignment)
 }
 
 fn row(table: &mut Table, cells: &[String]) {
