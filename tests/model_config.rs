@@ -501,6 +501,11 @@ fn newer_families() {
     assert_eq!(attention(&ministral, 0).temperature.map(|t| t.floor), Some(16_384));
     assert!(designs(&ministral).iter().all(|design| *design == "full"));
 
+    // a list of softmax layers only, as the family's files have it
+    let m2 = plan(&json!({"model_type": "minimax_m2", "num_hidden_layers": 2, "attn_type_list": [1, 1]}));
+    assert_eq!(per_token(&m2), 2 * 2 * 8 * 128 * 2);
+    refused(&json!({"model_type": "minimax_m2", "attn_type_list": [1, 0]}), &["attn_type_list"]);
+
     let olmo =
         plan(&json!({"model_type": "olmo3", "num_hidden_layers": 4, "max_position_embeddings": 65_536,
         "rope_scaling": {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 8192}}));

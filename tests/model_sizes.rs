@@ -314,7 +314,7 @@ fn fits_adapters() {
     ];
     let fits = cache.fit(&adapters, T, 1).unwrap();
     // keys of one layer: 256 MiB
-    assert_eq!(fits[0].largest_bytes, 256 * MIB);
+    assert_eq!((fits[0].largest_bytes, fits[0].largest_layer), (256 * MIB, 0));
     assert_eq!(fits[0].verdict, FitVerdict::FitsSplit { parts: 2 });
     assert_eq!(fits[1].verdict, FitVerdict::Fits);
     assert_eq!(fits[2].verdict, FitVerdict::TooLarge { over_bytes: 8_192 * MIB });

@@ -62,7 +62,7 @@ impl CacheSpec {
     pub fn fit(&self, adapters: &[AdapterFit], tokens: u64, batch: u64) -> Result<Vec<Fit>> {
         let total_bytes = self.bytes(tokens, batch)?;
         let allocations = self.allocations(tokens, batch)?;
-        let largest = allocations.iter().max_by_key(|allocation| allocation.bytes);
+        let largest = allocations.iter().rev().max_by_key(|allocation| allocation.bytes);
         let (largest_bytes, largest_layer) = largest.map_or((0, 0), |a| (a.bytes, a.layer));
         let each = |adapter: &AdapterFit| {
             let bound = adapter.max_buffer_bytes.min(adapter.max_binding_bytes);

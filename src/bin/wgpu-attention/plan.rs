@@ -208,7 +208,13 @@ pub(crate) fn run(args: &Args) -> Result<(), Box<dyn Error>> {
     }
 }
 
-/// The adapters that a plan is fitted to: none until the device list is joined.
+/// The adapters present, as far as a fit asks. How much memory they have is not known.
 fn adapters() -> Vec<AdapterFit> {
-    Vec::new()
+    let fit = |adapter: wgpu_attention::AdapterSummary| AdapterFit {
+        name: format!("{} ({})", adapter.name, adapter.backend),
+        max_buffer_bytes: adapter.limits.buffer_bytes,
+        max_binding_bytes: adapter.limits.binding_bytes,
+        memory_bytes: None,
+    };
+    wgpu_attention::adapters().into_iter().map(fit).collect()
 }

@@ -96,6 +96,11 @@ pub(super) fn read(fields: &Fields, family: &Dense) -> Result<Stack> {
         head_dim: family.head_dim,
     };
     let heads = heads(fields, rules, n_layers)?;
+    if family.name == "minimax_m2"
+        && fields.ints("attn_type_list", 0, 1)?.is_some_and(|list| list.contains(&0))
+    {
+        return Err(fields.unsupported("attn_type_list", "this family has softmax layers only"));
+    }
     let mut stack = Stack::from(attention_layers(fields, family, &heads)?);
     if family.name == "glm4_moe" {
         stack.prediction_layers = prediction_layers(fields, &stack.layers)?;
