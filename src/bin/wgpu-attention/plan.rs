@@ -86,7 +86,7 @@ fn tokens(text: &str) -> Result<u64, String> {
 
 /// One model, read and sized.
 #[derive(Debug)]
-struct Sized {
+struct Model {
     name: String,
     plan: ModelPlan,
     options: CacheOptions,
@@ -96,7 +96,7 @@ struct Sized {
     reservation: Option<(Runtime, Reservation)>,
 }
 
-impl Sized {
+impl Model {
     fn read(path: &Path, args: &Args) -> Result<Self, Box<dyn Error>> {
         let plan = ModelPlan::from_file(path).map_err(|error| format!("{}: {error}", path.display()))?;
         // f32 is how some weights are published, not how they are run
@@ -183,14 +183,14 @@ fn title(path: &Path) -> String {
 /// Runs the command.
 pub(crate) fn run(args: &Args) -> Result<(), Box<dyn Error>> {
     let paths = args.path.iter().chain(&args.compare);
-    let models = paths.map(|path| Sized::read(path, args)).collect::<Result<Vec<_>, _>>()?;
+    let models = paths.map(|path| Model::read(path, args)).collect::<Result<Vec<_>, _>>()?;
     if let Some(file) = &args.svg {
         let svg = chart::svg(&models)?;
         std::fs::write(file, svg)
             .map_err(|error| format!("svg: {} cannot be written ({error})", file.display()))?;
     }
     let text = if args.json {
-        let objects = models.iter().map(Sized::json).collect::<Result<Vec<_>, _>>()?;
+        let objects = models.iter().map(Model::json).collect::<Result<Vec<_>, _>>()?;
         let value = match objects.as_slice() {
             [one] if args.compare.is_empty() => one.clone(),
             _ => Value::from(objects),

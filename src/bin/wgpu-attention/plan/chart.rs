@@ -7,7 +7,7 @@ use std::fmt::Write;
 use plotters::coord::CoordTranslate;
 use plotters::prelude::*;
 
-use super::Sized;
+use super::Model;
 use super::tables::{GROWTH, count, size};
 
 /// Widest bar in the terminal.
@@ -43,7 +43,7 @@ fn length(value: u64, most: u64) -> usize {
 pub(super) type Share = (&'static str, usize, u64);
 
 /// Layers and bytes of each design, in the order of their first layer.
-pub(super) fn designs(model: &Sized) -> Result<Vec<Share>, Box<dyn Error>> {
+pub(super) fn designs(model: &Model) -> Result<Vec<Share>, Box<dyn Error>> {
     let mut designs: Vec<Share> = Vec::new();
     for layer in &model.cache.layers {
         let bytes = layer.bytes(model.tokens, model.batch)?;
@@ -59,7 +59,7 @@ pub(super) fn designs(model: &Sized) -> Result<Vec<Share>, Box<dyn Error>> {
 }
 
 /// Every design of the models, numbered in the order of first use.
-fn palette(models: &[Sized]) -> Result<BTreeMap<&'static str, usize>, Box<dyn Error>> {
+fn palette(models: &[Model]) -> Result<BTreeMap<&'static str, usize>, Box<dyn Error>> {
     let mut palette = BTreeMap::new();
     for model in models {
         for (design, _, bytes) in designs(model)? {
@@ -73,7 +73,7 @@ fn palette(models: &[Sized]) -> Result<BTreeMap<&'static str, usize>, Box<dyn Er
 }
 
 /// One bar a model, its designs side by side, all on one scale.
-pub(super) fn terminal(models: &[Sized]) -> Result<String, Box<dyn Error>> {
+pub(super) fn terminal(models: &[Model]) -> Result<String, Box<dyn Error>> {
     let palette = palette(models)?;
     let totals = models.iter().map(|model| model.bytes_at(model.tokens)).collect::<Result<Vec<_>, _>>()?;
     let most = totals.iter().copied().max().unwrap_or(0);
@@ -95,7 +95,7 @@ pub(super) fn terminal(models: &[Sized]) -> Result<String, Box<dyn Error>> {
 }
 
 /// Growth of every model; for one, also without windows and stored plainly; for several, their parts beside.
-pub(super) fn svg(models: &[Sized]) -> Result<String, Box<dyn Error>> {
+pub(super) fn svg(models: &[Model]) -> Result<String, Box<dyn Error>> {
     let mut svg = String::new();
     {
         let root = SVGBackend::with_string(&mut svg, (1120, 520)).into_drawing_area();
@@ -115,7 +115,7 @@ pub(super) fn svg(models: &[Sized]) -> Result<String, Box<dyn Error>> {
 
 type Line = (String, Vec<u64>);
 
-fn lines(models: &[Sized]) -> Result<Vec<Line>, Box<dyn Error>> {
+fn lines(models: &[Model]) -> Result<Vec<Line>, Box<dyn Error>> {
     let mut lines = Vec::new();
     for model in models {
         let mut line = Vec::new();
@@ -186,7 +186,7 @@ fn legend<'a, C: CoordTranslate + 'a>(
 }
 
 /// One bar a model, its designs stacked.
-fn draw_parts(area: &Area<'_>, models: &[Sized]) -> Result<(), Box<dyn Error>> {
+fn draw_parts(area: &Area<'_>, models: &[Model]) -> Result<(), Box<dyn Error>> {
     const MIB: f64 = 1024.0 * 1024.0;
     let palette = palette(models)?;
     let mut most = 1f64;

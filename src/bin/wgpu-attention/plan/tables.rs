@@ -7,7 +7,7 @@ use std::fmt::Write;
 use comfy_table::{Cell, CellAlignment, Table, presets};
 use wgpu_attention::model::{AdapterFit, Fit, FitVerdict};
 
-use super::{Sized, chart};
+use super::{Model, chart};
 
 /// Token counts at which growth is shown: 4K to 1M.
 pub(super) const GROWTH: [u64; 9] =
@@ -91,7 +91,7 @@ fn ranges(indices: &[u32]) -> String {
 }
 
 /// Layers that do the same, in the order of their first.
-fn groups(model: &Sized) -> Result<String, Box<dyn Error>> {
+fn groups(model: &Model) -> Result<String, Box<dyn Error>> {
     let mut groups: BTreeMap<String, (usize, Vec<u32>, u64, u64, u64)> = BTreeMap::new();
     let planned = model.plan.layers.iter().chain(&model.plan.prediction_layers);
     for (place, (layer, planned)) in model.cache.layers.iter().zip(planned).enumerate() {
@@ -124,9 +124,9 @@ fn groups(model: &Sized) -> Result<String, Box<dyn Error>> {
 }
 
 /// One model: layers, sums, growth, and what fits.
-pub(super) fn one(model: &Sized, adapters: &[AdapterFit]) -> Result<String, Box<dyn Error>> {
+pub(super) fn one(model: &Model, adapters: &[AdapterFit]) -> Result<String, Box<dyn Error>> {
     let mut text = String::new();
-    let Sized { name, plan, options, cache, tokens, batch, .. } = model;
+    let Model { name, plan, options, cache, tokens, batch, .. } = model;
     writeln!(
         text,
         "{name}: {}, {} layers, keys and values in {}, {} tokens, batch {batch}",
@@ -185,7 +185,7 @@ fn saved(plain: u64, total: u64) -> String {
 }
 
 /// How the models grow from 4K to 1M tokens, with bars to scale for one model.
-fn growth(models: &[Sized]) -> Result<String, Box<dyn Error>> {
+fn growth(models: &[Model]) -> Result<String, Box<dyn Error>> {
     let mut header = vec!["tokens", ""];
     header.extend(models.iter().map(|model| model.name.as_str()));
     let mut table = table(&header);
@@ -203,7 +203,7 @@ fn growth(models: &[Sized]) -> Result<String, Box<dyn Error>> {
 }
 
 /// Models side by side: sizes, then bars by design, then growth.
-pub(super) fn compared(models: &[Sized]) -> Result<String, Box<dyn Error>> {
+pub(super) fn compared(models: &[Model]) -> Result<String, Box<dyn Error>> {
     let Some(first) = models.first() else { return Ok(String::new()) };
     let mut text = format!("{} tokens, batch {}\n\n", grouped(first.tokens), first.batch);
     let mut table = table(&["model", "designs", "kv", "bytes per token", "fixed", "total", "stored plainly"]);
