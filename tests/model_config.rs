@@ -340,6 +340,11 @@ fn p6_shared_indices() {
     let first =
         json!({"model_type": "glm_moe_dsa", "num_hidden_layers": 2, "indexer_types": ["shared", "full"]});
     refused(&first, &["indexer_types", "first"]);
+    // a prediction layer has an indexer of its own, though the last layer shares
+    let ahead = json!({"model_type": "glm_moe_dsa", "num_hidden_layers": 2, "num_nextn_predict_layers": 1,
+        "indexer_types": ["full", "shared"]});
+    let options = CacheOptions::new(Storage::F16).prediction_layers(true);
+    assert_eq!(self::plan(&ahead).cache(&options).unwrap().bytes_per_token(), 3 * 1_152 + 2 * 256);
     // letters and a frequency say the same
     let letters = json!({"model_type": "glm_moe_dsa", "num_hidden_layers": 5, "index_topk_pattern": "FFSSF"});
     assert_eq!(self::plan(&letters).layers, plan.layers);
@@ -446,6 +451,8 @@ fn newer_families() {
     assert_eq!(rope(&gemma, 5).scaling, RopeScaling::Proportional { rotated: 128, factor: 1.0 });
     assert!(matches!(gemma.layers[7].design, Design::CrossShared { of: 5, window: None, .. }));
     assert_eq!((rope(&gemma, 0).theta, rope(&gemma, 5).theta), (1e4, 1e6));
+    let unified = plan(&json!({"model_type": "gemma4_unified", "text_config": {}}));
+    assert_eq!((windows(&unified)[0], windows(&unified)[5]), (Some(1024), None));
     let own = plan(&json!({"model_type": "gemma4_text", "num_hidden_layers": 6,
         "per_layer_config": {"5": {"head_dim": 128, "num_key_value_heads": 2}}}));
     assert_eq!((attention(&own, 5).heads_kv, attention(&own, 5).dim_k), (2, 128));

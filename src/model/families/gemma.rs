@@ -36,13 +36,21 @@ pub(super) fn gemma3n(fields: &Fields) -> Result<Stack> {
 
 const GEMMA4_ROPE: RopeRules = RopeRules { absent: Absent::ProportionalFull, ..GEMMA_ROPE };
 
-/// Gemma 4: full layers have heads of another width, and other key-value heads.
 pub(super) fn gemma4(fields: &Fields) -> Result<Stack> {
+    gemma4_with(fields, 512)
+}
+
+pub(super) fn gemma4_unified(fields: &Fields) -> Result<Stack> {
+    gemma4_with(fields, 1024)
+}
+
+/// Gemma 4: full layers have heads of another width, and other key-value heads.
+fn gemma4_with(fields: &Fields, window: u32) -> Result<Stack> {
     dense::causal(fields)?;
     let n_layers = patterns::n_layers(fields, &["num_hidden_layers"], 30)?;
     let rules = HeadRules { hidden: 2304, heads: 8, heads_kv: Some(4), head_dim: Some(256) };
     let heads = dense::heads(fields, rules, n_layers)?;
-    let pattern = Pattern::Every { period: 6, window: 512 };
+    let pattern = Pattern::Every { period: 6, window };
     let mut windows = patterns::windows(fields, pattern, n_layers, &[])?;
     if let Some(last) = windows.last_mut() {
         *last = None; // the class makes the last layer full whatever the list says

@@ -153,6 +153,12 @@ fn indexed(fields: &Fields, rules: Rules, heads: u32, layout: RopeLayout) -> Res
     }
     let mut stack = Stack::from(numbered(designs));
     stack.prediction_layers = prediction_layers(fields, &stack.layers)?;
+    for layer in &mut stack.prediction_layers {
+        // a prediction layer runs its own indexer, whatever the last layer does
+        if let Design::LatentIndexed { shares_indices_of, .. } = &mut layer.design {
+            *shares_indices_of = None;
+        }
+    }
     Ok(stack)
 }
 
