@@ -77,12 +77,23 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(subgroup_invocation_id
     let row_last = min(row0 + ROWS, params.rows) - 1u;
     let span = key_span(b, row0, row_last);
 
+    // Loads and stores stay in loops, and registers are picked by comparison: on processors that pretend to be
+    // GPUs each load in the text costs milliseconds to compile.
     var rq: array<vec4<f32>, ROWS * CHUNKS_K>;
-    for (var r = 0u; r < ROWS; r++) { //!unroll
-        let at = q_offset(b, head_kv, min(row0 + r, row_last));
+    var q_pos: array<i32, ROWS>;
+    for (var i = 0u; row0 + i <= row_last; i++) {
+        let at = q_offset(b, head_kv, row0 + i);
+        let position = q_first(b) + i32(query_of(row0 + i));
+        var loaded: array<vec4<f32>, CHUNKS_K>;
         for (var c = 0u; c < CHUNKS_K; c++) { //!unroll
             let quad = min(c * LANES + lane, QUADS_K - 1u);
-            rq[r * CHUNKS_K + c] = q_load4(at + quad * 4u, min(4u, DIM_K - quad * 4u)) * params.scale;
+            loaded[c] = q_load4(at + quad * 4u, min(4u, DIM_K - quad * 4u)) * params.scale;
+        }
+        for (var r = 0u; r < ROWS; r++) { //!unroll
+            q_pos[r] = select(q_pos[r], position, r == i);
+            for (var c = 0u; c < CHUNKS_K; c++) { //!unroll
+                rq[r * CHUNKS_K + c] = select(rq[r * CHUNKS_K + c], loaded[c], r == i);
+            }
         }
     }
     var m: array<f32, ROWS>;
@@ -90,10 +101,6 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(subgroup_invocation_id
     var ro: array<vec4<f32>, ROWS * CHUNKS_V>;
     for (var r = 0u; r < ROWS; r++) { //!unroll
         m[r] = M_START;
-        l[r] = 0.0;
-        for (var c = 0u; c < CHUNKS_V; c++) { //!unroll
-            ro[r * CHUNKS_V + c] = vec4<f32>();
-        }
     }
 
     let t_end = min((split + 1u) * params.split_tiles, span.tiles);
@@ -104,11 +111,15 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(subgroup_invocation_id
         var s: array<f32, ROWS * KEYS>;
         for (var u = 0u; u < KEYS; u++) { //!unroll
             k_at[u] = k_offset(b, head_kv, min(key0 + u * LANES + lane, key_end - 1u));
-            for (var r = 0u; r < ROWS; r++) { //!unroll
-                s[r * KEYS + u] = 0.0;
-            }
         }
-        for (var c = 0u; c < CHUNKS_K; c++) { //!unroll
+        for (var c = 0u; c < params.chunks_k; c++) {
+            var mine: array<vec4<f32>, ROWS>;
+            for (var r = 0u; r < ROWS; r++) { //!unroll
+                mine[r] = rq[r * CHUNKS_K];
+                for (var other = 0u; other < CHUNKS_K; other++) { //!unroll
+                    mine[r] = select(mine[r], rq[r * CHUNKS_K + other], other == c);
+                }
+            }
             let quads = min(params.lanes, params.quads_k - c * LANES);
             for (var i = 0u; i < quads; i++) {
                 let d = (c * LANES + i) * 4u;
@@ -118,7 +129,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(subgroup_invocation_id
                 }
                 for (var e = 0u; e < 4u; e++) { //!unroll
                     for (var r = 0u; r < ROWS; r++) { //!unroll
-                        let x = subgroupShuffle(rq[r * CHUNKS_K + c][e], i);
+                        let x = subgroupShuffle(mine[r][e], i);
                         for (var u = 0u; u < KEYS; u++) { //!unroll
                             s[r * KEYS + u] = fma(x, kq[u][e], s[r * KEYS + u]);
                         }
@@ -131,10 +142,9 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(subgroup_invocation_id
                 let key = key0 + u * LANES + lane;
                 for (var r = 0u; r < ROWS; r++) { //!unroll
                     let row = min(row0 + r, row_last);
-                    let q_pos = q_first(b) + i32(query_of(row));
                     let shaped =
-                        shape_score(s[r * KEYS + u], b, head_of(head_kv, row), query_of(row), q_pos, key);
-                    let sees = key < key_end && visible(q_pos, params.k_start + i32(key));
+                        shape_score(s[r * KEYS + u], b, head_of(head_kv, row), query_of(row), q_pos[r], key);
+                    let sees = key < key_end && visible(q_pos[r], params.k_start + i32(key));
                     s[r * KEYS + u] = select(NEG, shaped, sees);
                 }
             }
@@ -156,42 +166,54 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(subgroup_invocation_id
                 ro[r * CHUNKS_V + c] *= shrink;
             }
         }
-        for (var u = 0u; u < KEYS; u++) { //!unroll
-            // keys that do not exist may hold NaN: they are not read
-            let first = min(key0 + u * LANES, key_end);
-            let n = min(params.lanes, key_end - first);
-            for (var j = 0u; j < n; j++) {
-                let at = v_offset(b, head_kv, first + j);
-                var vq: array<vec4<f32>, CHUNKS_V>;
-                for (var c = 0u; c < CHUNKS_V; c++) { //!unroll
-                    let quad = min(c * LANES + lane, QUADS_V - 1u);
-                    vq[c] = v_load4(at + quad * 4u, min(4u, DIM_V - quad * 4u));
+        // keys that do not exist may hold NaN: they are not read
+        let n = min(KV_TILE, key_end - key0);
+        for (var j = 0u; j < n; j++) {
+            let at = v_offset(b, head_kv, key0 + j);
+            var vq: array<vec4<f32>, CHUNKS_V>;
+            for (var c = 0u; c < CHUNKS_V; c++) { //!unroll
+                let quad = min(c * LANES + lane, QUADS_V - 1u);
+                vq[c] = v_load4(at + quad * 4u, min(4u, DIM_V - quad * 4u));
+            }
+            for (var r = 0u; r < ROWS; r++) { //!unroll
+                var mine = s[r * KEYS];
+                for (var u = 0u; u < KEYS; u++) { //!unroll
+                    mine = select(mine, s[r * KEYS + u], u == j / LANES);
                 }
-                for (var r = 0u; r < ROWS; r++) { //!unroll
-                    let p = vec4<f32>(subgroupShuffle(s[r * KEYS + u], j));
-                    for (var c = 0u; c < CHUNKS_V; c++) { //!unroll
-                        ro[r * CHUNKS_V + c] = fma(p, vq[c], ro[r * CHUNKS_V + c]);
-                    }
+                let p = vec4<f32>(subgroupShuffle(mine, j % LANES));
+                for (var c = 0u; c < CHUNKS_V; c++) { //!unroll
+                    ro[r * CHUNKS_V + c] = fma(p, vq[c], ro[r * CHUNKS_V + c]);
                 }
             }
         }
     }
 
     for (var r = 0u; r < ROWS; r++) { //!unroll
-        let row = row0 + r;
-        let total = with_sink(m[r], lanes_add(l[r]), head_of(head_kv, row));
-        if row <= row_last {
-            let factor = select(total.x / total.z, 0.0, total.z == 0.0);
-            let at = o_offset(b, head_kv, row, split);
+        l[r] = lanes_add(l[r]);
+    }
+    for (var i = 0u; row0 + i <= row_last; i++) {
+        var row_m = m[0];
+        var row_l = l[0];
+        var row_o: array<vec4<f32>, CHUNKS_V>;
+        for (var r = 0u; r < ROWS; r++) { //!unroll
+            row_m = select(row_m, m[r], r == i);
+            row_l = select(row_l, l[r], r == i);
             for (var c = 0u; c < CHUNKS_V; c++) { //!unroll
-                let quad = c * LANES + lane;
-                if quad < QUADS_V {
-                    o_store4(at + quad * 4u, min(4u, DIM_V - quad * 4u), ro[r * CHUNKS_V + c] * factor);
-                }
+                row_o[c] = select(row_o[c], ro[r * CHUNKS_V + c], r == i);
             }
-            if LSE && lane == 0u {
-                lse[lse_offset(b, head_kv, row, split)] = lse_bits(total.y, total.z);
+        }
+        let row = row0 + i;
+        let total = with_sink(row_m, row_l, head_of(head_kv, row));
+        let factor = select(total.x / total.z, 0.0, total.z == 0.0);
+        let at = o_offset(b, head_kv, row, split);
+        for (var c = 0u; c < CHUNKS_V; c++) { //!unroll
+            let quad = c * LANES + lane;
+            if quad < QUADS_V {
+                o_store4(at + quad * 4u, min(4u, DIM_V - quad * 4u), row_o[c] * factor);
             }
+        }
+        if LSE && lane == 0u {
+            lse[lse_offset(b, head_kv, row, split)] = lse_bits(total.y, total.z);
         }
     }
 }

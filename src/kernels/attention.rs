@@ -147,7 +147,7 @@ pub(crate) struct Tuning {
     /// Rows and keys to an invocation.
     pub(crate) block: [u32; 2],
     /// Words that the loops of the kernel read as their bounds.
-    pub(crate) bounds: [u32; 6],
+    pub(crate) bounds: [u32; 7],
 }
 
 /// Cuts the keys so that the device is busy and no invocation loops too long.
@@ -242,8 +242,8 @@ pub(crate) struct Params {
     pub(crate) slopes_at: u32,
     pub(crate) scale: f32,
     pub(crate) softcap: f32,
-    /// `quads_k`, `lanes`, `chunk_quads`, `stage_q`, `stage_k`, `stage_v`.
-    pub(crate) bounds: [u32; 6],
+    /// `quads_k`, `lanes`, `chunks_k`, `chunk_quads`, `stage_q`, `stage_k`, `stage_v`.
+    pub(crate) bounds: [u32; 7],
 }
 
 impl Params {

@@ -42,9 +42,9 @@ impl Kernel for AttentionSubgroup {
             workgroup_bytes: 0,
             lanes: [lanes, 1],
             block: [rows, keys],
-            bounds: [quads_k, lanes, 0, 0, 0, 0],
+            bounds: [quads_k, lanes, quads_k.div_ceil(lanes), 0, 0, 0, 0],
         };
-        let per_tile = quads_k + tuning.kv_tile + 1;
+        let per_tile = quads_k + quads_k.div_ceil(lanes) + tuning.kv_tile + 1;
         attention::split(problem, limits, &mut tuning, per_tile)?;
         Ok(tuning)
     }
