@@ -112,7 +112,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(subgroup_invocation_id
         for (var u = 0u; u < KEYS; u++) { //!unroll
             k_at[u] = k_offset(b, head_kv, min(key0 + u * LANES + lane, key_end - 1u));
         }
-        for (var c = 0u; c < params.chunks_k; c++) {
+        for (var c = 0u; c < params.stages; c++) {
             var mine: array<vec4<f32>, ROWS>;
             for (var r = 0u; r < ROWS; r++) { //!unroll
                 mine[r] = rq[r * CHUNKS_K];

@@ -156,7 +156,7 @@ fn main(
         var shrink: array<f32, ROWS>;
         for (var r = 0u; r < ROWS; r++) { //!unroll
             var top = m[r];
-            for (var i = 0u; i < LANES_X; i++) { //!unroll
+            for (var i = 0u; i < params.lanes; i++) {
                 top = max(top, tile_p[(y + r) * P_PITCH + i]);
             }
             shrink[r] = exp2(m[r] - top);
@@ -174,20 +174,26 @@ fn main(
                 ro[r * STAGES_V + c] *= shrink[r];
             }
         }
-        for (var c = 0u; c < STAGES_V; c++) { //!unroll
+        // a loop, and registers picked by comparison: written out, it would compile once for each stage
+        for (var stage = 0u; stage < params.stages; stage++) {
             workgroupBarrier();
             for (var i = thread; i < params.stage_v; i += THREADS) {
-                let at = min(c * LANES_X + i % LANES_X, QUADS_V - 1u) * 4u;
+                let at = min(stage * LANES_X + i % LANES_X, QUADS_V - 1u) * 4u;
                 let key = min(key0 + i / LANES_X, key_end - 1u);
                 tile_kv[i / LANES_X * V_PITCH + i % LANES_X] =
                     v_load4(v_offset(b, head_kv, key) + at, min(4u, DIM_V - at));
             }
             workgroupBarrier();
+            var added: array<vec4<f32>, ROWS>;
             for (var j = 0u; j < n_keys; j++) {
                 let vq = tile_kv[j * V_PITCH + x];
                 for (var r = 0u; r < ROWS; r++) { //!unroll
-                    let p = vec4<f32>(tile_p[(y + r) * P_PITCH + j]);
-                    ro[r * STAGES_V + c] = fma(p, vq, ro[r * STAGES_V + c]);
+                    added[r] = fma(vec4<f32>(tile_p[(y + r) * P_PITCH + j]), vq, added[r]);
+                }
+            }
+            for (var r = 0u; r < ROWS; r++) { //!unroll
+                for (var c = 0u; c < STAGES_V; c++) { //!unroll
+                    ro[r * STAGES_V + c] += select(vec4<f32>(), added[r], c == stage);
                 }
             }
         }
@@ -201,7 +207,7 @@ fn main(
     for (var r = 0u; r < ROWS; r++) { //!unroll
         let row = row0 + y + r;
         var sum = 0.0;
-        for (var i = 0u; i < LANES_X; i++) { //!unroll
+        for (var i = 0u; i < params.lanes; i++) {
             sum += tile_p[(y + r) * P_PITCH + i];
         }
         let total = with_sink(m[r], sum, head_of(head_kv, row));

@@ -25,7 +25,7 @@ struct Params {
     scale: f32,       // of q; includes log2(e) when SHAPED is false
     softcap: f32,
     // Loop bounds equal to constants: drivers would unroll loops over constants, loads and all.
-    quads_k: u32, lanes: u32, chunks_k: u32, chunk_quads: u32, stage_q: u32, stage_k: u32, stage_v: u32,
+    quads_k: u32, lanes: u32, stages: u32, chunk_quads: u32, stage_q: u32, stage_k: u32, stage_v: u32,
 }
 
 // Scores need work beyond q * k: the cap, a bias, ALiBi.

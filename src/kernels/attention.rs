@@ -242,7 +242,7 @@ pub(crate) struct Params {
     pub(crate) slopes_at: u32,
     pub(crate) scale: f32,
     pub(crate) softcap: f32,
-    /// `quads_k`, `lanes`, `chunks_k`, `chunk_quads`, `stage_q`, `stage_k`, `stage_v`.
+    /// `quads_k`, `lanes`, `stages`, `chunk_quads`, `stage_q`, `stage_k`, `stage_v`.
     pub(crate) bounds: [u32; 7],
 }
 

@@ -52,10 +52,11 @@ impl Kernel for AttentionTiled {
                 allowed: limits.workgroup_memory,
             });
         }
-        let bounds = [quads_k, 0, 0, CHUNK_QUADS, q_tile * CHUNK_QUADS, kv_tile * CHUNK_QUADS, kv_tile * x];
+        let bounds = [quads_k, x, quads_v.div_ceil(x), CHUNK_QUADS, q_tile * CHUNK_QUADS, kv_tile * CHUNK_QUADS, kv_tile * x];
         let staged = |words: u32| words.div_ceil(threads);
         let per_tile = quads_k.div_ceil(CHUNK_QUADS) * (staged(bounds[4]) + staged(bounds[5]) + CHUNK_QUADS + 1)
-            + quads_v.div_ceil(x) * (staged(bounds[6]) + kv_tile)
+            + quads_v.div_ceil(x) * (staged(bounds[6]) + kv_tile + 1)
+            + row_block * x
             + 1;
         let mut tuning = Tuning {
             q_tile,
