@@ -222,11 +222,15 @@ impl Attention {
     /// # Errors
     /// A refused option or shape, or no kernel that fits.
     pub fn plan(&self, shape: &AttentionShape, dtype: DType, limits: &Limits) -> Result<AttentionPlan> {
+        AttentionPlan::choose(&self.problem_of(shape, dtype)?, limits, self.kernel.as_deref())
+    }
+
+    /// The problem of a call on packed tensors of storage type `dtype`.
+    pub(crate) fn problem_of(&self, shape: &AttentionShape, dtype: DType) -> Result<Problem> {
         let operand = |dim: usize, dtype| Operand { dtype, quads: dim % 4 == 0 };
         let (q, v) = (operand(shape.dim_k, dtype), operand(shape.dim_v, dtype));
         let o = operand(shape.dim_v, self.output.unwrap_or(DType::F32));
-        let problem = self.problem(shape, [q, q, v, o], !self.no_lse)?;
-        AttentionPlan::choose(&problem, limits, self.kernel.as_deref())
+        self.problem(shape, [q, q, v, o], !self.no_lse)
     }
 
     /// How a call on these tensors would run.

@@ -80,8 +80,10 @@ pub enum Error {
         remedy: &'static str,
     },
     /// An output shares its buffer with another tensor of the same call.
-    #[error("{field} lies in the same buffer as {other}: WebGPU forbids writing and reading one buffer in \
-             one dispatch, so give {field} a buffer of its own")]
+    #[error(
+        "{field} lies in the same buffer as {other}: WebGPU forbids writing and reading one buffer in \
+             one dispatch, so give {field} a buffer of its own"
+    )]
     SharedBuffer {
         /// The output.
         field: &'static str,
@@ -145,8 +147,10 @@ pub enum Error {
 
     // --- devices ---
     /// No adapter matches what was asked for.
-    #[error("no adapter matches {wanted}; present: {present}: install a driver (Debian, Ubuntu: apt-get \
-             install mesa-vulkan-drivers libvulkan1), or change {field}")]
+    #[error(
+        "no adapter matches {wanted}; present: {present}: install a driver (Debian, Ubuntu: apt-get \
+             install mesa-vulkan-drivers libvulkan1), or change {field}"
+    )]
     NoAdapter {
         /// What was asked for.
         wanted: String,

@@ -3,6 +3,8 @@
 //! Start at [`Attention`] and [`Gpu`]; `docs/architecture.md` draws the way of a call.
 
 mod attention;
+#[doc(hidden)]
+pub mod cases;
 mod error;
 mod gpu;
 mod kernels;
@@ -10,6 +12,9 @@ mod limits;
 mod mask;
 pub mod model;
 mod plan;
+pub mod reference;
+#[doc(hidden)]
+pub mod shaders;
 
 pub use attention::{
     Attention, AttentionOutput, AttentionShape, MAX_DIM, Partial, merge_partials, record_merge,

@@ -241,8 +241,14 @@ mod tests {
                     for chunk in [None, Some(4)] {
                         for q_start in [-3, 0, 5, 30] {
                             for k_start in [0, 3] {
-                                let mask =
-                                    Mask { causal, q_start: Some(q_start), k_start, window, sink_tokens, chunk };
+                                let mask = Mask {
+                                    causal,
+                                    q_start: Some(q_start),
+                                    k_start,
+                                    window,
+                                    sink_tokens,
+                                    chunk,
+                                };
                                 let Ok(p) = mask.resolve(9, 12) else { continue };
                                 let mut pairs = 0;
                                 for i in 0..9 {
@@ -250,7 +256,10 @@ mod tests {
                                     for j in 0..12 {
                                         let inside = ranges.iter().filter(|r| r.contains(&j)).count();
                                         assert!(inside <= 1, "{mask:?} row {i} key {j} counted twice");
-                                        assert!(inside == 1 || !p.visible(i, j), "{mask:?} row {i} key {j} missed");
+                                        assert!(
+                                            inside == 1 || !p.visible(i, j),
+                                            "{mask:?} row {i} key {j} missed"
+                                        );
                                         pairs += u64::from(p.visible(i, j));
                                     }
                                 }

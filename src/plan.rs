@@ -2,7 +2,8 @@
 
 use std::fmt;
 
-use crate::kernels::attention::{Problem, Tuning};
+use crate::gpu::shader::Constants;
+use crate::kernels::attention::{self, Problem, Tuning};
 use crate::kernels::{AttentionSubgroup, AttentionTiled, Kernel};
 use crate::limits::{LOOP_ITERATIONS, Limits};
 use crate::{Error, Result};
@@ -42,6 +43,15 @@ impl AttentionPlan {
         }
         let declined = declined.into_iter().map(|(k, why)| format!("{k}: {why}")).collect();
         Err(Error::NoKernel { operator: "attention", declined })
+    }
+
+    /// Constants of the kernel's text, which are also the key of its pipeline.
+    pub(crate) fn constants(&self, problem: &Problem, limits: &Limits) -> Constants {
+        let own = match self.kernel {
+            AttentionSubgroup::NAME => AttentionSubgroup::constants(problem, &self.tuning),
+            _ => AttentionTiled::constants(problem, &self.tuning),
+        };
+        attention::constants(problem, limits, self.tuning.splits > 1).with(own)
     }
 
     /// Kernel's name, as in `shaders/`.

@@ -4,8 +4,8 @@ use std::ops::Range;
 
 use super::{Attention, AttentionOutput, operand, row_stride, shape_of};
 use crate::gpu::{Binding, Copy, DType, Gpu, Step, Table, Tensor};
-use crate::kernels::attention::{self, Params, Problem};
-use crate::kernels::{AttentionSubgroup, AttentionTiled, Kernel, merge_partials, pack_words};
+use crate::kernels::attention::{Params, Problem};
+use crate::kernels::{merge_partials, pack_words};
 use crate::plan::AttentionPlan;
 use crate::{Error, Result};
 
@@ -268,10 +268,7 @@ impl Launch<'_> {
 
     fn bias_ranges(&self, bias: &Tensor, slab: &Slab) -> (Range<usize>, Range<usize>) {
         let all = |n: usize, range: Range<usize>| if n == 1 { 0..1 } else { range };
-        (
-            all(bias.shape()[0], slab.batch.clone()),
-            all(bias.shape()[1], self.query_heads(&slab.heads)),
-        )
+        (all(bias.shape()[0], slab.batch.clone()), all(bias.shape()[1], self.query_heads(&slab.heads)))
     }
 
     /// Cuts the call by batch, then heads, then rows, until each piece fits.
@@ -317,7 +314,6 @@ impl Launch<'_> {
 
     fn attend(&self, slab: &Slab, steps: &mut Vec<Step>) {
         let (gpu, p, tuning) = (self.gpu, &self.problem, &self.plan.tuning);
-        let partial = self.splits() > 1;
         let queries = self.query_heads(&slab.heads);
         let read = |t: &Tensor, batch: &Range<usize>, heads: &Range<usize>| {
             let (first, count) = Self::span(t, batch, heads);
@@ -384,26 +380,16 @@ impl Launch<'_> {
             slopes_at: self.at.slopes + queries.start as u32,
             ..Params::of(p, tuning)
         };
-        let own = match self.plan.kernel {
-            AttentionSubgroup::NAME => AttentionSubgroup::constants(p, tuning),
-            _ => AttentionTiled::constants(p, tuning),
-        };
-        let constants = attention::constants(p, gpu.limits(), partial).with(own);
-        let bindings = vec![
-            q_binding,
-            k_binding,
-            v_binding,
-            bias_binding,
-            self.table.clone(),
-            o_binding,
-            lse_binding,
-        ];
+        let constants = self.plan.constants(p, gpu.limits());
+        let bindings =
+            vec![q_binding, k_binding, v_binding, bias_binding, self.table.clone(), o_binding, lse_binding];
         let limits = gpu.limits();
         let column = self.flops(&Slab { tiles: 0..1, ..slab.clone() }).max(1);
         let at_once = (limits.dispatch_flops / column).clamp(1, u64::from(limits.workgroups)) as usize;
         // a single column may still be too much: then its splits go one series after another
-        let splits_at_once = (u64::from(self.splits()) * limits.dispatch_flops / column.max(limits.dispatch_flops))
-            .clamp(1, u64::from(self.splits())) as usize;
+        let splits_at_once = (u64::from(self.splits()) * limits.dispatch_flops
+            / column.max(limits.dispatch_flops))
+        .clamp(1, u64::from(self.splits())) as usize;
         for first in slab.tiles.clone().step_by(at_once) {
             let tiles = at_once.min(slab.tiles.end - first);
             for split in (0..self.splits() as usize).step_by(splits_at_once) {

@@ -162,8 +162,7 @@ fn steps(gpu: &Gpu, parts: &[Partial], out: &AttentionOutput) -> Result<Vec<Step
             lse: [lse_base, (heads * rows) as u32, rows as u32],
             ..kernel::Params::default()
         };
-        let problem =
-            kernel::Problem { dim_v, o: f32_operand(dim_v), sinks: false, lse: lse.is_some() };
+        let problem = kernel::Problem { dim_v, o: f32_operand(dim_v), sinks: false, lse: lse.is_some() };
         let bindings = [a, a_lse, b, b_lse, absent.clone(), o_binding, lse_binding];
         steps.extend(kernel::steps(problem, params, &bindings, gpu.limits().workgroups));
         so_far = Partial { lse: lse.unwrap_or(so_far.lse), o };

@@ -54,8 +54,7 @@ pub struct GpuBuilder {
     dispatch_flops: Option<u64>,
 }
 
-const ALL: wgpu::Backends =
-    wgpu::Backends::VULKAN.union(wgpu::Backends::METAL).union(wgpu::Backends::DX12);
+const ALL: wgpu::Backends = wgpu::Backends::VULKAN.union(wgpu::Backends::METAL).union(wgpu::Backends::DX12);
 
 fn variable(name: &str) -> Option<String> {
     std::env::var(name).ok().filter(|v| !v.is_empty())

@@ -50,7 +50,10 @@ pub(crate) struct Pipeline {
 
 impl std::fmt::Debug for Gpu {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Gpu").field("name", &self.name()).field("driver", &self.driver()).finish_non_exhaustive()
+        f.debug_struct("Gpu")
+            .field("name", &self.name())
+            .field("driver", &self.driver())
+            .finish_non_exhaustive()
     }
 }
 
@@ -217,7 +220,10 @@ impl Gpu {
             }
             // no time-out: wgpu 30 panics in timed waits that race
             let waited = self.0.device.poll(wgpu::PollType::wait_indefinitely());
-            waited.map_err(|e| Error::Device { what: "waiting for the device".into(), message: e.to_string() })?;
+            waited.map_err(|e| Error::Device {
+                what: "waiting for the device".into(),
+                message: e.to_string(),
+            })?;
         }
     }
 
@@ -301,7 +307,8 @@ impl Gpu {
                 usage: wgpu::BufferUsages::MAP_READ | wgpu::BufferUsages::COPY_DST,
                 mapped_at_creation: false,
             });
-            let mut encoder = self.0.device.create_command_encoder(&wgpu::CommandEncoderDescriptor::default());
+            let mut encoder =
+                self.0.device.create_command_encoder(&wgpu::CommandEncoderDescriptor::default());
             encoder.copy_buffer_to_buffer(buffer, start, &staging, 0, size);
             self.0.queue.submit([encoder.finish()]);
             staging
@@ -361,9 +368,13 @@ impl Gpu {
             label: Some(label),
             source: wgpu::ShaderSource::Wgsl(source.text.as_str().into()),
         };
-        #[expect(unsafe_code, reason = "our own shaders: indices are bounded by the host, loops too; tests \
-                                        poison what lies around every buffer")]
-        let module = unsafe { device.create_shader_module_trusted(desc, wgpu::ShaderRuntimeChecks::unchecked()) };
+        #[expect(
+            unsafe_code,
+            reason = "our own shaders: indices are bounded by the host, loops too; tests \
+                                        poison what lies around every buffer"
+        )]
+        let module =
+            unsafe { device.create_shader_module_trusted(desc, wgpu::ShaderRuntimeChecks::unchecked()) };
         let entries: Vec<_> = (0..)
             .zip(source.bindings())
             .map(|(binding, written)| wgpu::BindGroupLayoutEntry {

@@ -152,7 +152,8 @@ impl Gpu {
                 flops <= self.limits().dispatch_flops
             });
             let (now, later) = rest.split_at(within.count().max(1));
-            let mut encoder = self.device().create_command_encoder(&wgpu::CommandEncoderDescriptor::default());
+            let mut encoder =
+                self.device().create_command_encoder(&wgpu::CommandEncoderDescriptor::default());
             self.record(&mut encoder, copies, now)?;
             self.submit(encoder)?;
             (copies, rest) = (&[], later);

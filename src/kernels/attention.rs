@@ -10,11 +10,11 @@ use crate::{Error, Result};
 
 /// How an operand lies in memory, as far as a kernel's text depends on it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Operand {
+pub(crate) struct Operand {
     /// Storage type.
-    pub dtype: DType,
+    pub(crate) dtype: DType,
     /// Every row starts on a multiple of four elements and holds whole groups of four.
-    pub quads: bool,
+    pub(crate) quads: bool,
 }
 
 impl Operand {

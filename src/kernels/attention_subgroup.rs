@@ -1,7 +1,7 @@
 //! `attention_subgroup`: registers and shuffles, for a known subgroup size.
 
-use super::attention::{self, Problem, Tuning};
 use super::Kernel;
+use super::attention::{self, Problem, Tuning};
 use crate::gpu::shader::Constants;
 use crate::limits::Limits;
 use crate::{Error, Result};

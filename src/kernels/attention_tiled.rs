@@ -1,7 +1,7 @@
 //! `attention_tiled`: workgroup memory and barriers, for every device.
 
-use super::attention::{self, Problem, Tuning};
 use super::Kernel;
+use super::attention::{self, Problem, Tuning};
 use crate::gpu::shader::Constants;
 use crate::limits::Limits;
 use crate::{Error, Result};
@@ -52,9 +52,18 @@ impl Kernel for AttentionTiled {
                 allowed: limits.workgroup_memory,
             });
         }
-        let bounds = [quads_k, x, quads_v.div_ceil(x), CHUNK_QUADS, q_tile * CHUNK_QUADS, kv_tile * CHUNK_QUADS, kv_tile * x];
+        let bounds = [
+            quads_k,
+            x,
+            quads_v.div_ceil(x),
+            CHUNK_QUADS,
+            q_tile * CHUNK_QUADS,
+            kv_tile * CHUNK_QUADS,
+            kv_tile * x,
+        ];
         let staged = |words: u32| words.div_ceil(threads);
-        let per_tile = quads_k.div_ceil(CHUNK_QUADS) * (staged(bounds[4]) + staged(bounds[5]) + CHUNK_QUADS + 1)
+        let per_tile = quads_k.div_ceil(CHUNK_QUADS)
+            * (staged(bounds[4]) + staged(bounds[5]) + CHUNK_QUADS + 1)
             + quads_v.div_ceil(x) * (staged(bounds[6]) + kv_tile + 1)
             + row_block * x
             + 1;

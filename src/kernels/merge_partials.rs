@@ -55,12 +55,7 @@ pub(crate) fn constants(problem: Problem) -> Constants {
 }
 
 /// Dispatches for all rows. Bindings: a, its lse, b, its lse, table, o, lse.
-pub(crate) fn steps(
-    problem: Problem,
-    params: Params,
-    bindings: &[Binding; 7],
-    max_groups: u32,
-) -> Vec<Step> {
+pub(crate) fn steps(problem: Problem, params: Params, bindings: &[Binding; 7], max_groups: u32) -> Vec<Step> {
     let items = params.total as usize * problem.dim_v.div_ceil(4);
     // rows of the grid stay far from the limit, so that the second dimension takes the rest
     let width = (items as u32).min(max_groups.min(1024) * LANES);

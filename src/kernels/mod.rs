@@ -31,17 +31,17 @@ pub(crate) trait Kernel {
 
 /// A registered kernel: what tests and the program's listing go through.
 #[derive(Debug, Clone, Copy)]
-pub struct Registered {
+pub(crate) struct Registered {
     /// File stem in `shaders/`.
-    pub name: &'static str,
+    pub(crate) name: &'static str,
     /// The operator whose reference and goldens judge it.
-    pub operator: &'static str,
+    pub(crate) operator: &'static str,
     /// Family: `S` needs a known subgroup size, `W` nothing.
-    pub family: char,
+    pub(crate) family: char,
 }
 
 /// One line a kernel.
-pub const REGISTRY: &[Registered] = &[
+pub(crate) const REGISTRY: &[Registered] = &[
     Registered { name: AttentionSubgroup::NAME, operator: "attention", family: 'S' },
     Registered { name: AttentionTiled::NAME, operator: "attention", family: 'W' },
     Registered { name: merge_partials::NAME, operator: "merge", family: 'W' },

@@ -1,0 +1,8 @@
+//! The definitions, in f64 and in plain loops: what kernels are judged by.
+//!
+//! Nothing here names a device, a tile or an online softmax: a reference that repeats the kernel's method
+//! would share its mistakes.
+
+mod attention;
+
+pub use attention::{AttentionCase, Rounding, attention, merge};
