@@ -15,7 +15,10 @@ use clap::Parser;
 
 /// LLM attention on any GPU: run it, check it, look at it.
 #[derive(Debug, Parser)]
-#[command(version, after_help = "Example:\n  wgpu-attention check    # the built-in cases, two layers of a real model among them")]
+#[command(
+    version,
+    after_help = "Example:\n  wgpu-attention check    # the built-in cases, two layers of a real model among them"
+)]
 enum Cli {
     /// Adapters, their drivers and limits, and the kernels they get.
     Info(info::Args),
