@@ -154,19 +154,16 @@ impl Launch<'_> {
                 remedy: "write f32, or give o a packed tensor",
             });
         }
-        // scratch: f32 output to be packed, then the largest slab's partials and their log-sum-exps
-        let full = if packs { (target.len() as u64 * 4).next_multiple_of(256) } else { 0 };
+        if packs {
+            let bytes = target.len() as u64 * 4;
+            let scratch = self.gpu.scratch(0, bytes)?;
+            self.o = Tensor::from_buffer(&scratch, 0, bytes, DType::F32, target.shape())?;
+        }
         let largest = slabs.iter().map(|s| self.partial_bytes(s)).max().unwrap_or(0);
-        if full + largest > 0 {
-            let bytes = full + largest;
-            let scratch = self.gpu.scratch(bytes)?;
-            if packs {
-                self.o = Tensor::from_buffer(&scratch, 0, full, DType::F32, target.shape())?;
-            }
-            if largest > 0 {
-                let shape = [largest as usize / 4];
-                self.partials = Some(Tensor::from_buffer(&scratch, full, largest, DType::F32, shape)?);
-            }
+        if largest > 0 {
+            let scratch = self.gpu.scratch(1, largest)?;
+            let shape = [largest as usize / 4];
+            self.partials = Some(Tensor::from_buffer(&scratch, 0, largest, DType::F32, shape)?);
         }
         let mut steps = Vec::new();
         for slab in &slabs {
