@@ -45,7 +45,7 @@ struct Inner {
 /// A compiled kernel and its bindings.
 #[derive(Debug)]
 pub(crate) struct Pipeline {
-    pub(super) pipeline: wgpu::ComputePipeline,
+    pub(super) compute: wgpu::ComputePipeline,
     pub(super) layout: wgpu::BindGroupLayout,
     pub(super) label: String,
 }
@@ -342,12 +342,11 @@ impl Gpu {
         })?;
         let result = std::future::poll_fn(|context| {
             let mut state = lock(&mapped);
-            match state.0.take() {
-                Some(result) => Poll::Ready(result),
-                None => {
-                    state.1 = Some(context.waker().clone());
-                    Poll::Pending
-                }
+            if let Some(result) = state.0.take() {
+                Poll::Ready(result)
+            } else {
+                state.1 = Some(context.waker().clone());
+                Poll::Pending
             }
         })
         .await;
@@ -422,7 +421,7 @@ impl Gpu {
             },
             cache: None,
         });
-        Pipeline { pipeline, layout, label: label.to_owned() }
+        Pipeline { compute: pipeline, layout, label: label.to_owned() }
     }
 }
 
