@@ -20,9 +20,11 @@ fn main(@builtin(global_invocation_id) id: vec3<u32>) {
     for (var c = 0u; c < CHAINS; c++) { //!unroll
         chain[c] = f32(id.x + c);
     }
+    let x = params.x; // a load in the loop would cost some drivers as much as the sums
+    let y = params.y;
     for (var i = 0u; i < params.steps; i++) {
         for (var c = 0u; c < CHAINS; c++) { //!unroll
-            chain[c] = fma(chain[c], params.x, params.y);
+            chain[c] = fma(chain[c], x, y);
         }
     }
     var all = 0.0;
