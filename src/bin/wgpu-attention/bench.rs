@@ -6,12 +6,16 @@ mod table;
 use std::error::Error;
 use std::io::{IsTerminal, Write};
 use std::path::PathBuf;
+use std::process::ExitCode;
 use std::time::Instant;
 
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::{Value, json};
 use wgpu_attention::measure::{Ceilings, Workload, time, workloads};
 use wgpu_attention::{DType, Gpu};
+
+use super::Outcome;
+use super::device::{DeviceArgs, Storage};
 
 /// Arguments of `bench`.
 #[derive(Debug, clap::Args)]
@@ -25,22 +29,14 @@ pub(crate) struct Args {
     /// Draw a roofline into an SVG file
     #[arg(long, value_name = "FILE")]
     svg: Option<PathBuf>,
-    /// Storage of queries, keys and values in every case: f32, f16 or bf16
-    #[arg(long, value_parser = storage)]
-    dtype: Option<DType>,
-    /// Adapter: part of its name, or its index in the list of `info`
-    #[arg(long)]
-    adapter: Option<String>,
+    /// Storage of queries, keys and values in every case [default: the case's own]
+    #[arg(long, value_enum)]
+    dtype: Option<Storage>,
     /// Few repetitions: rough numbers, sooner
     #[arg(long)]
     quick: bool,
-}
-
-fn storage(text: &str) -> Result<DType, String> {
-    [DType::F32, DType::F16, DType::Bf16]
-        .into_iter()
-        .find(|dtype| dtype.name() == text)
-        .ok_or_else(|| format!("dtype is {text:?}, but must be f32, f16 or bf16"))
+    #[command(flatten)]
+    device: DeviceArgs,
 }
 
 /// A case with its numbers; times in seconds.
@@ -110,7 +106,7 @@ fn selected(args: &Args) -> Result<Vec<Workload>, Box<dyn Error>> {
     let mut cases: Vec<Workload> = Vec::new();
     for case in workloads() {
         let case = match args.dtype {
-            Some(dtype) if case.takes_dtype() => case.with_dtype(dtype),
+            Some(dtype) if case.takes_dtype() => case.with_dtype(dtype.into()),
             _ => case,
         };
         let wanted = args.filter.as_ref().is_none_or(|filter| case.name.contains(filter.as_str()));
@@ -124,18 +120,6 @@ fn selected(args: &Args) -> Result<Vec<Workload>, Box<dyn Error>> {
         return Err(format!("filter is {filter:?}, but must be part of one of {}", names.join(", ")).into());
     }
     Ok(cases)
-}
-
-fn open(args: &Args) -> Result<Gpu, Box<dyn Error>> {
-    let builder = Gpu::builder();
-    let builder = match &args.adapter {
-        Some(text) => match text.parse() {
-            Ok(index) => builder.index(index),
-            Err(_) => builder.adapter(text),
-        },
-        None => builder,
-    };
-    Ok(builder.build()?)
 }
 
 /// Checks a case, then times it.
@@ -177,9 +161,9 @@ fn measure(gpu: &Gpu, case: &Workload, ceilings: &Ceilings, quick: bool) -> Resu
 }
 
 /// Runs the command.
-pub(crate) fn run(args: &Args) -> Result<(), Box<dyn Error>> {
+pub(crate) fn run(args: &Args) -> Outcome {
     let cases = selected(args)?;
-    let gpu = open(args)?;
+    let gpu = args.device.open()?;
     let bar = if std::io::stderr().is_terminal() {
         ProgressBar::new(cases.len() as u64)
     } else {
@@ -207,8 +191,6 @@ pub(crate) fn run(args: &Args) -> Result<(), Box<dyn Error>> {
     } else {
         table::text(&gpu, &ceilings, &measured)
     };
-    match std::io::stdout().lock().write_all(text.as_bytes()) {
-        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => Err(error.into()),
-        _ => Ok(()),
-    }
+    std::io::stdout().lock().write_all(text.as_bytes())?;
+    Ok(ExitCode::SUCCESS)
 }

@@ -8,6 +8,7 @@ use wgpu_attention::Gpu;
 use wgpu_attention::measure::{Ceilings, Rate};
 
 use super::Measured;
+use crate::device::describe;
 
 /// Pairs of cases whose times are compared: slower, faster, and what the ratio says.
 const RATIOS: &[(&str, &str, &str)] = &[
@@ -49,13 +50,7 @@ fn rate(label: &str, rate: &Rate, unit: &str) -> String {
 
 /// Adapter, ceilings, table, ratios.
 pub(super) fn text(gpu: &Gpu, ceilings: &Ceilings, cases: &[Measured]) -> String {
-    let mut text = format!(
-        "{} ({}), {}; times by {}\n\nCeilings\n",
-        gpu.name(),
-        gpu.kind(),
-        gpu.driver(),
-        ceilings.clock.name()
-    );
+    let mut text = format!("{}; times by {}\n\nCeilings\n", describe(gpu), ceilings.clock.name());
     text += &rate("copy, read + written", &ceilings.copy, "GB/s");
     text += &rate("streaming read", &ceilings.read, "GB/s");
     text += &rate("read from a cache", &ceilings.cached_read, "GB/s");
