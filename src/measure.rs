@@ -98,8 +98,8 @@ impl Ceilings {
 
 /// Steps of multiply-adds that last some milliseconds, found from below.
 fn steps(gpu: &Gpu, invocations: u32, sums: &Binding) -> Result<u32> {
-    let chains = Chains { lanes: 64, chains: 32 };
-    let mut steps = 64;
+    let chains = Chains { lanes: 64, chains: 16, repeat: 8 };
+    let mut steps = 16;
     loop {
         let step = chains.step(invocations, steps, sums.clone());
         let timing = gpu.time(2, |encoder| gpu.record(encoder, &[], std::slice::from_ref(&step)))?;

@@ -86,6 +86,8 @@ pub(crate) struct Chains {
     pub(crate) lanes: u32,
     /// Independent accumulators of an invocation.
     pub(crate) chains: u32,
+    /// Multiply-adds on each of them to a loop iteration.
+    pub(crate) repeat: u32,
 }
 
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
@@ -99,19 +101,25 @@ struct Params {
 impl Chains {
     /// Every layout that `limits` allow.
     pub(crate) fn all(limits: &Limits) -> Vec<Self> {
-        lanes(limits).flat_map(|lanes| [16, 32].map(|chains| Self { lanes, chains })).collect()
+        let counts = [(8, 16), (16, 8), (32, 4)];
+        lanes(limits)
+            .flat_map(|lanes| counts.map(|(chains, repeat)| Self { lanes, chains, repeat }))
+            .collect()
     }
 
     /// Floating-point operations of a step over `invocations`.
     pub(crate) fn flops(self, invocations: u32, steps: u32) -> u64 {
-        2 * u64::from(self.chains) * u64::from(invocations) * u64::from(steps)
+        2 * u64::from(self.chains * self.repeat) * u64::from(invocations) * u64::from(steps)
     }
 
-    /// `steps` multiply-adds on every accumulator of `invocations`; sums go to the binding.
+    /// `steps` times `repeat` multiply-adds on every accumulator of `invocations`; sums go to the binding.
     pub(crate) fn step(self, invocations: u32, steps: u32, sums: Binding) -> Step {
         Step {
             kernel: MULTIPLY_ADD,
-            constants: Constants::default().set("LANES", self.lanes).set("CHAINS", self.chains),
+            constants: Constants::default()
+                .set("LANES", self.lanes)
+                .set("CHAINS", self.chains)
+                .set("REPEAT", self.repeat),
             // converges to 2, far from denormals and infinities
             params: bytemuck::bytes_of(&Params { steps, x: 0.5, y: 1.0 }).to_vec(),
             bindings: vec![sums],
