@@ -195,6 +195,29 @@ impl Workload {
         }
     }
 
+    /// Bytes that must move and operations that must be done, on a device with `limits`.
+    ///
+    /// # Errors
+    /// No kernel fits.
+    pub fn work(&self, limits: &Limits) -> Result<[u64; 2]> {
+        match self.work {
+            Work::Attention { shape, mask, extra, .. } => {
+                let plan = Attention::bidirectional().mask(mask).plan(&shape, self.dtype, limits)?;
+                Ok([plan.bytes() + extra_bytes(extra, &shape, mask)?, plan.flops()])
+            }
+            Work::Merge { parts, heads, rows, dim } => Ok(merge_work(parts, heads * rows, dim)),
+        }
+    }
+
+    /// One query against one key: what remains is the cost of a call.
+    #[must_use]
+    pub fn smallest() -> Self {
+        let shape =
+            AttentionShape { batch: 1, heads_q: 1, heads_kv: 1, seq_q: 1, seq_kv: 1, dim_k: 64, dim_v: 64 };
+        let work = Work::Attention { shape, mask: Mask::causal(), extra: Extra::None, strided: false };
+        Self { name: "decode_1_1_1x64".into(), dtype: DType::F32, work }
+    }
+
     /// Uploads inputs and allocates outputs.
     ///
     /// # Errors
@@ -244,16 +267,11 @@ impl Workload {
         }
         let out = output(gpu, [batch, heads_q, seq_q, dim_v])?;
         let plan = attention.plan_for(gpu, &q, &k, &v)?;
-        let mut bytes = plan.bytes();
-        if extra == Extra::Bias {
-            // one number to a visible pair
-            bytes += 4 * (heads_q as u64) * mask.resolve(seq_q, seq_kv)?.visible_pairs();
-        }
         Ok(Prepared {
             kernel: plan.kernel(),
             tuning: tuning(&plan),
             flops: plan.flops(),
-            bytes,
+            bytes: plan.bytes() + extra_bytes(extra, shape, mask)?,
             call: Call::Attention { attention: Box::new(attention), inputs: [q, k, v] },
             out,
             oracle: Oracle::Attention {
@@ -265,6 +283,20 @@ impl Workload {
             },
         })
     }
+}
+
+/// Bytes of options that the plan does not count: one number of a bias to each visible pair.
+fn extra_bytes(extra: Extra, shape: &AttentionShape, mask: Mask) -> Result<u64> {
+    if extra != Extra::Bias {
+        return Ok(0);
+    }
+    let pairs = mask.resolve(shape.seq_q, shape.seq_kv)?.visible_pairs();
+    Ok(4 * (shape.batch * shape.heads_q) as u64 * pairs)
+}
+
+/// Bytes and operations of a merge: every part once, the result once; a multiply-add to a part's number.
+fn merge_work(parts: usize, rows: usize, dim: usize) -> [u64; 2] {
+    [4 * ((parts + 1) * rows * (dim + 1)) as u64, 2 * (parts * rows * dim) as u64]
 }
 
 fn tuning(plan: &AttentionPlan) -> String {
@@ -304,12 +336,12 @@ fn prepare_merge(gpu: &Gpu, parts: usize, shape: [usize; 4]) -> Result<Prepared>
         });
         data.push((o, lse));
     }
+    let [bytes, flops] = merge_work(parts, rows, shape[3]);
     Ok(Prepared {
         kernel: crate::kernels::merge_partials::NAME,
         tuning: format!("{} rounds of two", parts.max(2) - 1),
-        // a multiply-add for each number of each part
-        flops: 2 * (parts * count) as u64,
-        bytes: 4 * ((parts + 1) * (count + rows)) as u64,
+        flops,
+        bytes,
         call: Call::Merge(tensors),
         out: output(gpu, shape)?,
         oracle: Oracle::Merge { data, dim: shape[3] },

@@ -79,11 +79,16 @@ fn plot(area: &Area<'_>, ceilings: &Ceilings, cases: &[Measured]) -> Result<(), 
     let memory = [(start, start * slope), (ridge, peak)];
     let lines = [(memory, MEMORY), ([(ridge, peak), (across.end, peak)], COMPUTE)];
     chart.draw_series(lines.map(|(ends, colour)| PathElement::new(ends.to_vec(), colour.stroke_width(2))))?;
-    let at = |x: f64, y: f64| chart.backend_coord(&(x, y));
+    // places in the chart count from the picture's corner, drawing on the area from the area's
+    let corner = area.get_base_pixel();
+    let at = |x: f64, y: f64| {
+        let place = chart.backend_coord(&(x, y));
+        (place.0 - corner.0, place.1 - corner.1)
+    };
     let mut taken: Vec<[i32; 4]> = Vec::new();
     let (right, top) = at(across.end, peak);
     let compute = format!("{peak:.0} GFLOP/s multiply-add");
-    label(area, &compute, (right - 4, top - 16), HPos::Right, COMPUTE, &mut taken)?;
+    label(area, &compute, (right - 4, top - 18), HPos::Right, COMPUTE, &mut taken)?;
     let (x, y) = at((start * ridge).sqrt(), (start * ridge).sqrt() * slope);
     label(area, &format!("{slope:.1} GB/s read"), (x - 10, y - 14), HPos::Right, MEMORY, &mut taken)?;
     let places: Vec<_> =
