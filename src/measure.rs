@@ -1,12 +1,14 @@
 //! Measuring: device time, the adapter's ceilings, and the named workloads that benches and the program share.
 
+mod prepared;
 mod workload;
 
 pub use crate::gpu::{Clock, Timing};
-pub use workload::{Check, Prepared, Workload, workloads};
+pub use prepared::{Check, Prepared};
+pub use workload::{Workload, workloads};
 
 use crate::gpu::{Binding, Step};
-use crate::kernels::ceiling::{Chains, Walk};
+use crate::kernels::ceiling::{MultiplyAdds, Walk};
 use crate::{Gpu, Result};
 
 /// Records, submits and waits `reps` times, and says what each repetition took; blocks.
@@ -66,22 +68,22 @@ impl Ceilings {
             Ok(Binding { buffer: gpu.buffer(what, size)?, offset: 0, size })
         };
         let [source, target] = [whole("ceiling source")?, whole("ceiling target")?];
-        let pair = || [source.clone(), target.clone()];
+        let pair = [source, target];
         let copy = best(gpu, &Walk::all(limits, &[1]), vectors, |walk, vectors| {
-            (walk.copy(vectors, limits, pair()), 32.0 * f64::from(vectors), 1)
+            (walk.copy(vectors, limits, &pair), 32.0 * f64::from(vectors), 1)
         })?;
         let reads = Walk::all(limits, &[1, 4]);
         let read = best(gpu, &reads, vectors, |walk, vectors| {
-            (walk.read(vectors, limits, pair()), 16.0 * f64::from(vectors), 1)
+            (walk.read(vectors, limits, &pair), 16.0 * f64::from(vectors), 1)
         })?;
         let cached_read = best(gpu, &reads, 1 << 16, |walk, _| {
             let (vectors, times) = (1 << 16, 16);
-            (walk.read(vectors, limits, pair()), 16.0 * f64::from(vectors) * f64::from(times), times)
+            (walk.read(vectors, limits, &pair), 16.0 * f64::from(vectors) * f64::from(times), times)
         })?;
         let invocations = if limits.software { 1 << 12 } else { 1 << 18 };
-        let steps = steps(gpu, invocations, &target)?;
-        let (multiply_add, clock) = best(gpu, &Chains::all(limits), steps, |chains, steps| {
-            let step = chains.step(invocations, steps, target.clone());
+        let steps = steps(gpu, invocations, &pair[1])?;
+        let (multiply_add, clock) = best(gpu, &MultiplyAdds::all(limits), steps, |chains, steps| {
+            let step = chains.step(invocations, steps, pair[1].clone());
             (step, chains.flops(invocations, steps) as f64, 1)
         })?;
         Ok(Self { copy: copy.0, read: read.0, cached_read: cached_read.0, multiply_add, clock })
@@ -98,7 +100,7 @@ impl Ceilings {
 
 /// Steps of multiply-adds that last some milliseconds, found from below.
 fn steps(gpu: &Gpu, invocations: u32, sums: &Binding) -> Result<u32> {
-    let chains = Chains { lanes: 64, chains: 16, repeat: 8 };
+    let chains = MultiplyAdds { lanes: 64, chains: 16, repeat: 8 };
     let mut steps = 16;
     loop {
         let step = chains.step(invocations, steps, sums.clone());

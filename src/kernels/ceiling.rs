@@ -64,12 +64,12 @@ impl Walk {
     }
 
     /// Copies `vectors` vectors of 16 bytes from the first binding to the second.
-    pub(crate) fn copy(self, vectors: u32, limits: &Limits, bindings: [Binding; 2]) -> Step {
+    pub(crate) fn copy(self, vectors: u32, limits: &Limits, bindings: &[Binding; 2]) -> Step {
         self.step(COPY, self.constants(), vectors, limits, bindings.to_vec())
     }
 
     /// Reads `vectors` vectors of 16 bytes from the first binding; sums go to the second.
-    pub(crate) fn read(self, vectors: u32, limits: &Limits, bindings: [Binding; 2]) -> Step {
+    pub(crate) fn read(self, vectors: u32, limits: &Limits, bindings: &[Binding; 2]) -> Step {
         let constants = self.constants().set("UNROLL", self.unroll);
         self.step(READ, constants, vectors, limits, bindings.to_vec())
     }
@@ -82,7 +82,7 @@ fn lanes(limits: &Limits) -> impl Iterator<Item = u32> {
 
 /// How multiply-adds are laid out.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Chains {
+pub(crate) struct MultiplyAdds {
     pub(crate) lanes: u32,
     /// Independent accumulators of an invocation.
     pub(crate) chains: u32,
@@ -98,7 +98,7 @@ struct Params {
     y: f32,
 }
 
-impl Chains {
+impl MultiplyAdds {
     /// Every layout that `limits` allow.
     pub(crate) fn all(limits: &Limits) -> Vec<Self> {
         let counts = [(8, 16), (16, 8), (32, 4)];

@@ -7,7 +7,7 @@ use std::error::Error;
 use std::io::{IsTerminal, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::{Value, json};
@@ -139,9 +139,13 @@ fn measure(gpu: &Gpu, case: &Workload, ceilings: &Ceilings, quick: bool) -> Resu
         )
         .into());
     }
-    let warm = time(gpu, 2, |encoder| prepared.record(gpu, encoder))?;
-    let (least, most, budget) = if quick { (3, 9, 0.1) } else { (9, 99, 1.0) };
-    let reps = ((budget / warm.call_median().max(1e-6)) as usize).clamp(least, most);
+    let start = Instant::now();
+    time(gpu, 1, |encoder| prepared.record(gpu, encoder))?;
+    let warm = start.elapsed();
+    let (least, most, budget) =
+        if quick { (3, 9, Duration::from_millis(100)) } else { (9, 99, Duration::from_secs(1)) };
+    let reps = budget.as_nanos() / warm.as_nanos().max(1);
+    let reps = usize::try_from(reps).unwrap_or(most).clamp(least, most);
     let timing = time(gpu, reps, |encoder| prepared.record(gpu, encoder))?;
     let (shortest, memory_bound) = ceilings.shortest(prepared.bytes, prepared.flops);
     Ok(Measured {

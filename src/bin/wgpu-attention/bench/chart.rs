@@ -17,6 +17,22 @@ const MEMORY: RGBColor = RGBColor(0, 114, 178);
 const COMPUTE: RGBColor = RGBColor(213, 94, 0);
 const GREY: RGBColor = RGBColor(90, 90, 90);
 
+/// A clock's twelve directions in hundredths, from the right.
+const DIRECTIONS: [(i32, i32); 12] = [
+    (100, 0),
+    (87, 50),
+    (50, 87),
+    (0, 100),
+    (-50, 87),
+    (-87, 50),
+    (-100, 0),
+    (-87, -50),
+    (-50, -87),
+    (0, -100),
+    (50, -87),
+    (87, -50),
+];
+
 fn colour(case: &Measured) -> RGBColor {
     if case.memory_bound { MEMORY } else { COMPUTE }
 }
@@ -28,8 +44,8 @@ fn decades(values: impl Iterator<Item = f64> + Clone) -> Range<f64> {
     10f64.powf((low * 0.8).log10().floor())..10f64.powf((high * 1.6).log10().ceil())
 }
 
-fn plain(value: &f64) -> String {
-    if *value >= 1.0 { format!("{value:.0}") } else { format!("{value}") }
+fn plain(value: f64) -> String {
+    if value >= 1.0 { format!("{value:.0}") } else { format!("{value}") }
 }
 
 /// The picture as SVG.
@@ -71,8 +87,8 @@ fn plot(area: &Area<'_>, ceilings: &Ceilings, cases: &[Measured]) -> Result<(), 
         .label_style(("sans-serif", 14))
         .x_desc("operations to a byte that must move")
         .y_desc("GFLOP/s")
-        .x_label_formatter(&plain)
-        .y_label_formatter(&plain)
+        .x_label_formatter(&|value| plain(*value))
+        .y_label_formatter(&|value| plain(*value))
         .draw()?;
     // the memory line enters at the left or at the bottom edge
     let start = across.start.max(upwards.start / slope);
@@ -99,13 +115,9 @@ fn plot(area: &Area<'_>, ceilings: &Ceilings, cases: &[Measured]) -> Result<(), 
     }
     for (number, &(x, y)) in (1..).zip(&places) {
         // the nearest free place on growing circles around the point
-        let spots = [16, 28, 42, 58, 76].into_iter().flat_map(|radius: i32| {
-            (0..12).map(move |step| {
-                let angle = f64::from(step) * std::f64::consts::FRAC_PI_6;
-                (f64::from(radius) * angle.cos(), f64::from(radius) * angle.sin())
-            })
+        let mut spots = [16, 28, 42, 58, 76].into_iter().flat_map(|radius: i32| {
+            DIRECTIONS.map(|(dx, dy)| (x + dx * radius / 100, y - dy * radius / 100))
         });
-        let mut spots = spots.map(|(dx, dy)| (x + dx.round() as i32, y - dy.round() as i32));
         let free = |&(x, y): &(i32, i32)| {
             let own = [x - 9, y - 8, x + 9, y + 8];
             taken.iter().all(|t| own[0] >= t[2] || own[2] <= t[0] || own[1] >= t[3] || own[3] <= t[1])
@@ -131,7 +143,7 @@ fn label(
 ) -> Result<(), Box<dyn Error>> {
     let style = ("sans-serif", 14).into_font().color(&colour).pos(Pos::new(anchor, VPos::Top));
     area.draw(&Text::new(text.to_owned(), (x, y), style))?;
-    let width = text.chars().count() as i32 * 8;
+    let width = 8 * i32::try_from(text.chars().count()).unwrap_or(0);
     let left = match anchor {
         HPos::Left => x,
         HPos::Center => x - width / 2,

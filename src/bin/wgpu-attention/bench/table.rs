@@ -78,7 +78,8 @@ pub(super) fn text(gpu: &Gpu, ceilings: &Ceilings, cases: &[Measured]) -> String
             Cell::new(case.bound()),
         ]);
     }
-    text += &format!("\n{table}\n");
+    // writing to a string cannot fail
+    let _ = writeln!(text, "\n{table}");
     text += "first: compilation included. call: recording and waiting included. share: of the least time that\n\
              the streaming read and the multiply-add rate allow for the bytes and operations of the case.\n";
     for line in ratios(cases) {
