@@ -43,6 +43,12 @@ impl Timing {
         median(&self.seconds)
     }
 
+    /// Least of the work on the device, in seconds: what a machine shared with others disturbs least.
+    #[must_use]
+    pub fn best(&self) -> f64 {
+        self.seconds.iter().copied().fold(f64::INFINITY, f64::min)
+    }
+
     /// Median of the whole call, in seconds.
     #[must_use]
     pub fn call_median(&self) -> f64 {

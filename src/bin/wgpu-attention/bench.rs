@@ -50,6 +50,8 @@ struct Measured {
     first: f64,
     /// Median on the device.
     median: f64,
+    /// Least on the device.
+    best: f64,
     /// Median of the whole call on the host's clock: recording, submission, waiting.
     call: f64,
     bytes: u64,
@@ -84,6 +86,7 @@ impl Measured {
             "clock": self.clock,
             "first_ms": self.first * 1e3,
             "median_ms": self.median * 1e3,
+            "best_ms": self.best * 1e3,
             "call_ms": self.call * 1e3,
             "bytes": self.bytes,
             "flops": self.flops,
@@ -155,6 +158,7 @@ fn measure(gpu: &Gpu, case: &Workload, ceilings: &Ceilings, quick: bool) -> Resu
         tuning: prepared.tuning.clone(),
         first,
         median: timing.median(),
+        best: timing.best(),
         call: timing.call_median(),
         bytes: prepared.bytes,
         flops: prepared.flops,

@@ -2,8 +2,7 @@
 
 use std::fmt::Write;
 
-use comfy_table::presets::UTF8_HORIZONTAL_ONLY;
-use comfy_table::{Cell, CellAlignment, ContentArrangement, Table};
+use comfy_table::{Cell, CellAlignment, Table, presets};
 use wgpu_attention::Gpu;
 use wgpu_attention::measure::{Ceilings, Rate};
 
@@ -56,10 +55,10 @@ pub(super) fn text(gpu: &Gpu, ceilings: &Ceilings, cases: &[Measured]) -> String
     text += &rate("read from a cache", &ceilings.cached_read, "GB/s");
     text += &rate("f32 multiply-add", &ceilings.multiply_add, "GFLOP/s");
     let mut table = Table::new();
-    table.load_style(UTF8_HORIZONTAL_ONLY).set_content_arrangement(ContentArrangement::Disabled);
+    table.load_style(presets::UTF8_BORDERS_ONLY);
     table.set_header([
-        "case", "kernel", "tuning", "first", "median", "call", "MB", "MFLOP", "GB/s", "GFLOP/s", "share",
-        "bound",
+        "case", "kernel", "tuning", "first", "median", "best", "call", "MB", "MFLOP", "GB/s", "GFLOP/s",
+        "share", "bound",
     ]);
     for case in cases {
         let right = |text: String| Cell::new(text).set_alignment(CellAlignment::Right);
@@ -69,6 +68,7 @@ pub(super) fn text(gpu: &Gpu, ceilings: &Ceilings, cases: &[Measured]) -> String
             Cell::new(&case.tuning),
             right(duration(case.first)),
             right(duration(case.median)),
+            right(duration(case.best)),
             right(duration(case.call)),
             right(format!("{:.2}", case.bytes as f64 / 1e6)),
             right(format!("{:.1}", case.flops as f64 / 1e6)),
@@ -80,7 +80,7 @@ pub(super) fn text(gpu: &Gpu, ceilings: &Ceilings, cases: &[Measured]) -> String
     }
     // writing to a string cannot fail
     let _ = writeln!(text, "\n{table}");
-    text += "first: compilation included. call: recording and waiting included. share: of the least time that\n\
+    text += "first: compilation included. best: the least. call: recording and waiting included. share: of the least time that\n\
              the streaming read and the multiply-add rate allow for the bytes and operations of the case.\n";
     for line in ratios(cases) {
         text += &line;
