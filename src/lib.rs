@@ -10,6 +10,8 @@ mod gpu;
 mod kernels;
 mod limits;
 mod mask;
+#[doc(hidden)]
+pub mod measure;
 pub mod model;
 mod plan;
 pub mod reference;
