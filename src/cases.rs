@@ -9,6 +9,7 @@ mod run;
 use std::collections::BTreeMap;
 
 pub use judge::{Cell, Verdict, judge};
+pub(crate) use judge::{REL_L2, REL_MAX};
 pub use run::{Outcome, run};
 
 /// A tensor in main memory, packed in row-major order.

@@ -35,9 +35,9 @@ pub struct Verdict {
 }
 
 /// Relative L2 error that f32 results may have.
-const REL_L2: f64 = 1e-5;
+pub(crate) const REL_L2: f64 = 1e-5;
 /// Error of an element, as a share of the largest, that f32 results may have.
-const REL_MAX: f64 = 1e-4;
+pub(crate) const REL_MAX: f64 = 1e-4;
 
 /// Errors of one tensor: absolute, and infinite where finiteness itself differs.
 fn errors<'a>(got: &'a [f32], want: &'a [f32]) -> impl Iterator<Item = f64> + 'a {

@@ -1,5 +1,6 @@
 //! The command-line program.
 
+mod bench;
 mod check;
 mod device;
 mod info;
@@ -26,6 +27,8 @@ enum Cli {
     Run(run::Args),
     /// Compute cases and compare with their expected results.
     Check(check::Args),
+    /// How fast each kernel is, next to what the adapter can do at best.
+    Bench(bench::Args),
     /// Print a kernel's text, in WGSL or translated.
     Shader(shader::Args),
     /// Draw which query sees which key.
@@ -42,6 +45,7 @@ fn main() -> ExitCode {
         Cli::Info(args) => info::run(&args),
         Cli::Run(args) => run::run(&args),
         Cli::Check(args) => check::run(&args),
+        Cli::Bench(args) => bench::run(&args),
         Cli::Shader(args) => shader::run(&args),
         Cli::Mask(args) => mask::run(&args),
         Cli::Plan(args) => plan::run(&args).map(|()| ExitCode::SUCCESS),
