@@ -59,8 +59,10 @@ impl Case {
 
     /// Every key of `object` must be known: an option that is not understood is never dropped.
     fn only(&self, object: &Value, known: &[&str]) -> Result<()> {
-        let keys = object.as_object().into_iter().flat_map(|o| o.keys());
-        match keys.into_iter().find(|k| !known.contains(&k.as_str())) {
+        let Some(keys) = object.as_object() else {
+            return Err(self.fault("params", format!("must be an object with {}, not {object}", known.join(", "))));
+        };
+        match keys.keys().find(|k| !known.contains(&k.as_str())) {
             Some(key) => Err(self.fault(key, format!("is not understood; known are {}", known.join(", ")))),
             None => Ok(()),
         }
@@ -69,9 +71,20 @@ impl Case {
     fn mask(&self) -> Result<Mask> {
         let mask = &self.params["mask"];
         self.only(mask, &["causal", "q_offset", "window", "sink_tokens", "chunk"])?;
+        let causal = match &mask["causal"] {
+            Value::Null => false,
+            Value::Bool(causal) => *causal,
+            other => return Err(self.fault("causal", format!("is {other}, not true or false"))),
+        };
+        let q_start = match &mask["q_offset"] {
+            Value::Null => None,
+            offset => Some(
+                offset.as_i64().ok_or_else(|| self.fault("q_offset", format!("is {offset}, not an integer")))?,
+            ),
+        };
         Ok(Mask {
-            causal: mask["causal"].as_bool().unwrap_or(false),
-            q_start: self.number(mask, "q_offset")?.map(|p| p as i64),
+            causal,
+            q_start,
             k_start: 0,
             window: self.count(mask, "window")?,
             sink_tokens: self.count(mask, "sink_tokens")?.unwrap_or(0),
@@ -89,6 +102,25 @@ impl Case {
         let [batch, heads_q, seq_q, dim_k] = self.four("q")?;
         let [_, heads_kv, seq_kv, _] = self.four("k")?;
         let [.., dim_v] = self.four("v")?;
+        if heads_kv == 0 || heads_q % heads_kv != 0 {
+            return Err(Error::Heads { heads_q, heads_kv });
+        }
+        for (name, wanted) in [
+            ("k", vec![batch, heads_kv, seq_kv, dim_k]),
+            ("v", vec![batch, heads_kv, seq_kv, dim_v]),
+            ("sinks", vec![heads_q]),
+            ("kv_len", vec![batch]),
+        ] {
+            let Some(tensor) = self.inputs.get(name) else { continue };
+            if tensor.shape != wanted {
+                let message = format!("has shape {:?}, but {wanted:?} is needed", tensor.shape);
+                return Err(self.fault(&format!("in.{name}"), message));
+            }
+            if tensor.integers().is_some() != (name == "kv_len") {
+                let wanted = if name == "kv_len" { "integers" } else { "floats" };
+                return Err(self.fault(&format!("in.{name}"), format!("must hold {wanted}")));
+            }
+        }
         Ok(AttentionShape { batch, heads_q, heads_kv, seq_q, seq_kv, dim_k, dim_v })
     }
 
