@@ -5,7 +5,7 @@
 use crate::{Error, Result};
 
 /// Largest absolute position (and window, chunk, sink count): leaves room for sums in 32 bits.
-pub const MAX_POSITION: u32 = 1 << 30;
+pub const MAX_POSITION: u32 = 1 << 29;
 
 /// Visibility of keys by absolute position.
 ///
