@@ -147,6 +147,7 @@ impl Attention {
     }
 
     /// Valid keys of each batch entry, u32 or i32 `[batch]`: keys from there on are hidden and never read.
+    /// Below 0 (or from 2^31 on) counts as 0.
     #[must_use]
     pub fn kv_len(mut self, lengths: &Tensor) -> Self {
         self.kv_len = Some(lengths.clone());

@@ -94,7 +94,7 @@ struct Span {
 fn key_span(b: u32, row_first: u32, row_last: u32) -> Span {
     var limit = params.seq_kv;
     if KV_LEN {
-        limit = min(limit, table[params.kv_len_at + b]);
+        limit = min(limit, u32(max(bitcast<i32>(table[params.kv_len_at + b]), 0)));
     }
     let q_lo = q_first(b) + i32(query_of(row_first));
     let q_hi = q_first(b) + i32(query_of(row_last));
