@@ -83,10 +83,21 @@ pub struct Tensor {
     strides: Arc<[usize]>,
 }
 
+/// Elements of a shape, refused where their bytes could not be counted.
+fn elements(shape: &[usize]) -> Result<usize> {
+    let count = shape.iter().try_fold(1usize, |a, &b| a.checked_mul(b));
+    count.filter(|&n| n <= usize::MAX >> 4).ok_or_else(|| Error::OutOfRange {
+        field: "shape",
+        value: format!("{shape:?}"),
+        bound: "of fewer elements than memory has bytes".into(),
+        remedy: "check the axes",
+    })
+}
+
 fn packed_strides(shape: &[usize]) -> Arc<[usize]> {
-    let mut strides = vec![1; shape.len()];
+    let mut strides = vec![1_usize; shape.len()];
     for axis in (1..shape.len()).rev() {
-        strides[axis - 1] = strides[axis] * shape[axis].max(1);
+        strides[axis - 1] = strides[axis].saturating_mul(shape[axis].max(1));
     }
     strides.into()
 }
@@ -98,7 +109,7 @@ impl Tensor {
     /// The shape does not hold `data.len()` elements, the device's buffers are smaller, or its memory is full.
     pub fn from_slice<T: Element>(gpu: &Gpu, data: &[T], shape: impl Into<Vec<usize>>) -> Result<Self> {
         let shape = shape.into();
-        if shape.iter().product::<usize>() != data.len() {
+        if elements(&shape)? != data.len() {
             return Err(Error::Shape {
                 field: "shape",
                 shape,
@@ -117,7 +128,7 @@ impl Tensor {
     /// The device's buffers are smaller, or its memory is full.
     pub fn uninitialised(gpu: &Gpu, dtype: DType, shape: impl Into<Vec<usize>>) -> Result<Self> {
         let shape = shape.into();
-        let bytes = shape.iter().product::<usize>() as u64 * dtype.bytes() as u64;
+        let bytes = elements(&shape)? as u64 * dtype.bytes() as u64;
         Ok(Self::packed(gpu.buffer("tensor", bytes)?, dtype, shape))
     }
 
@@ -142,8 +153,9 @@ impl Tensor {
         shape: impl Into<Vec<usize>>,
     ) -> Result<Self> {
         let shape = shape.into();
-        let needed = shape.iter().product::<usize>() as u64 * dtype.bytes() as u64;
-        if size_bytes < needed || offset_bytes + size_bytes > buffer.size() {
+        let needed = elements(&shape)? as u64 * dtype.bytes() as u64;
+        let end = offset_bytes.checked_add(size_bytes);
+        if size_bytes < needed || end.is_none_or(|end| end > buffer.size()) {
             return Err(Error::OutOfRange {
                 field: "size_bytes",
                 value: size_bytes.to_string(),
@@ -179,10 +191,15 @@ impl Tensor {
     /// # Errors
     /// The view reaches outside this tensor's slice, or shape and strides differ in length.
     pub fn view(&self, start: usize, shape: &[usize], strides: &[usize]) -> Result<Self> {
-        let last: usize = shape.iter().zip(strides).map(|(&n, &s)| n.saturating_sub(1) * s).sum();
-        let elements = if shape.contains(&0) { start } else { start + last + 1 };
-        let end = elements * self.dtype.bytes();
-        if shape.len() != strides.len() || end as u64 > self.size_bytes {
+        let steps = shape.iter().zip(strides).map(|(&n, &s)| n.saturating_sub(1).checked_mul(s));
+        let last = steps.fold(Some(0usize), |sum, step| sum?.checked_add(step?));
+        let elements = if shape.contains(&0) {
+            Some(start)
+        } else {
+            last.and_then(|last| last.checked_add(start)?.checked_add(1))
+        };
+        let end = elements.and_then(|n| n.checked_mul(self.dtype.bytes()));
+        if shape.len() != strides.len() || end.is_none_or(|end| end as u64 > self.size_bytes) {
             return Err(Error::Strides {
                 field: "view",
                 strides: strides.to_vec(),
@@ -221,11 +238,11 @@ impl Tensor {
     /// The range reaches past the axis.
     pub fn narrow(&self, axis: usize, first: usize, count: usize) -> Result<Self> {
         let mut shape = self.shape.to_vec();
-        if axis >= shape.len() || first + count > shape[axis] {
+        if axis >= shape.len() || first.checked_add(count).is_none_or(|end| end > shape[axis]) {
             return Err(Error::Shape {
                 field: "narrow",
                 shape,
-                expected: format!("at least {} entries on axis {axis}", first + count),
+                expected: format!("at least {} entries on axis {axis}", first.saturating_add(count)),
                 remedy: "stay within the tensor",
             });
         }
