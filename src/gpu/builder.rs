@@ -250,14 +250,19 @@ pub(super) fn kind(info: &wgpu::AdapterInfo) -> &'static str {
     }
 }
 
+/// The subgroup size, where every shader gets the same one and kernels exist for it.
+fn fixed_subgroup(backend: wgpu::Backend, [smallest, largest]: [u32; 2]) -> Option<u32> {
+    // Metal's range is made up by wgpu, and a range means that the driver picks per shader
+    let fixed = smallest == largest && backend != wgpu::Backend::Metal;
+    (fixed && SUBGROUP_SIZES.contains(&smallest)).then_some(smallest)
+}
+
 /// The plain numbers that plans are made from.
 pub(super) fn limits_of(info: &wgpu::AdapterInfo, features: wgpu::Features, l: &wgpu::Limits) -> Limits {
-    // Metal's range is made up by wgpu, and a range means that the driver picks per shader
-    let fixed = info.subgroup_min_size == info.subgroup_max_size
-        && SUBGROUP_SIZES.contains(&info.subgroup_min_size)
-        && info.backend != wgpu::Backend::Metal;
+    let sizes = [info.subgroup_min_size, info.subgroup_max_size];
     Limits {
-        subgroup: (features.contains(wgpu::Features::SUBGROUP) && fixed).then_some(info.subgroup_min_size),
+        subgroup: fixed_subgroup(info.backend, sizes)
+            .filter(|_| features.contains(wgpu::Features::SUBGROUP)),
         f16: features.contains(wgpu::Features::SHADER_F16),
         timestamps: features.contains(wgpu::Features::TIMESTAMP_QUERY),
         software: info.device_type == wgpu::DeviceType::Cpu,
@@ -269,5 +274,22 @@ pub(super) fn limits_of(info: &wgpu::AdapterInfo, features: wgpu::Features, l: &
         buffer_bytes: l.max_buffer_size,
         offset_alignment: l.min_storage_buffer_offset_alignment,
         dispatch_flops: Limits::webgpu().dispatch_flops,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_one_known_subgroup_size_is_relied_on() {
+        let vulkan = |sizes| fixed_subgroup(wgpu::Backend::Vulkan, sizes);
+        for size in SUBGROUP_SIZES {
+            assert_eq!(vulkan([size, size]), Some(size));
+        }
+        for sizes in [[8, 32], [32, 64], [128, 128], [1, 1], [0, 0], [4, 128]] {
+            assert_eq!(vulkan(sizes), None, "{sizes:?}");
+        }
+        assert_eq!(fixed_subgroup(wgpu::Backend::Metal, [32, 32]), None);
     }
 }
