@@ -156,12 +156,13 @@ impl Launch<'_> {
         }
         if packs {
             let bytes = target.len() as u64 * 4;
-            let scratch = self.gpu.scratch(0, bytes)?;
+            self.fits("o as f32", bytes)?;
+            let scratch = self.scratch(0, bytes)?;
             self.o = Tensor::from_buffer(&scratch, 0, bytes, DType::F32, target.shape())?;
         }
         let largest = slabs.iter().map(|s| self.partial_bytes(s)).max().unwrap_or(0);
         if largest > 0 {
-            let scratch = self.gpu.scratch(1, largest)?;
+            let scratch = self.scratch(1, largest)?;
             let shape = [largest as usize / 4];
             self.partials = Some(Tensor::from_buffer(&scratch, 0, largest, DType::F32, shape)?);
         }
@@ -179,6 +180,25 @@ impl Launch<'_> {
             steps.push(pack_words::step(target.dtype(), source, packed, target.len(), limit));
         }
         Ok(steps)
+    }
+
+    /// Memory between the dispatches: shared where one submission holds the call, else of its own.
+    fn scratch(&self, which: usize, bytes: u64) -> Result<wgpu::Buffer> {
+        if 2 * self.plan.flops() < self.gpu.limits().dispatch_flops {
+            self.gpu.scratch(which, bytes)
+        } else {
+            self.gpu.buffer("scratch", bytes)
+        }
+    }
+
+    /// Whether one binding holds `bytes`.
+    fn fits(&self, field: &'static str, bytes: u64) -> Result<()> {
+        let allowed = self.gpu.limits().binding_bytes;
+        if bytes <= allowed {
+            return Ok(());
+        }
+        let limit = "max_storage_buffer_binding_size";
+        Err(Error::Binding { field, needed: bytes, limit, allowed, split: "batch, heads or queries" })
     }
 
     fn rows(&self, slab: &Slab) -> Range<usize> {

@@ -118,6 +118,11 @@ fn steps(gpu: &Gpu, parts: &[Partial], out: &AttentionOutput) -> Result<Vec<Step
     if out.o.is_empty() {
         return Ok(Vec::new());
     }
+    let (needed, allowed) = (out.o.len() as u64 * 4, gpu.limits().binding_bytes);
+    if needed > allowed {
+        let limit = "max_storage_buffer_binding_size";
+        return Err(Error::Binding { field: "o", needed, limit, allowed, split: "batch or queries" });
+    }
     let dummy = |what| gpu.buffer(what, 16).map(|buffer| Binding { buffer, offset: 0, size: 16 });
     let (absent, unwanted) = (dummy("absent input")?, dummy("absent output")?);
     // with more than two parts, results so far alternate between the output and a second tensor

@@ -282,6 +282,8 @@ impl Gpu {
     }
 
     /// Scratch memory of at least `bytes`, shared by all calls of this device; one of two buffers.
+    ///
+    /// Only for work that goes into one submission: between two of them another call may write here.
     pub(crate) fn scratch(&self, which: usize, bytes: u64) -> Result<wgpu::Buffer> {
         let mut scratch = lock(&self.0.scratch[which]);
         match &*scratch {
