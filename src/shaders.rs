@@ -55,14 +55,12 @@ pub fn source(kernel: &str, sets: &[(String, String)]) -> Result<String> {
     Ok(shader::source(kernel, &constants_of(sets))?.text)
 }
 
-/// Whether replacing `from` changes a kernel's text.
+/// How often `from` stands in a kernel's lines, before loops are written out.
 ///
 /// # Errors
-/// As [`source`].
-pub fn is_in(kernel: &str, from: &str) -> Result<bool> {
-    let plain = Constants::default();
-    let edit = (from.to_owned(), String::new());
-    Ok(shader::edited(kernel, &plain, Some(&edit))?.text != shader::source(kernel, &plain)?.text)
+/// No such kernel.
+pub fn occurrences(kernel: &str, from: &str) -> Result<usize> {
+    shader::occurrences(kernel, from)
 }
 
 /// Place in `shaders/` that line `line` (from 1) of [`source`]'s text stems from.

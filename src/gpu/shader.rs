@@ -185,8 +185,37 @@ pub(crate) fn source(kernel: &str, constants: &Constants) -> Result<Source> {
     edited(kernel, constants, None)
 }
 
+/// How often `text` stands in a kernel's lines, before loops are written out.
+pub(crate) fn occurrences(kernel: &str, text: &str) -> Result<usize> {
+    let lines = pasted(kernel, &Constants::default())?;
+    Ok(lines.iter().map(|l| l.text.matches(text).count()).sum())
+}
+
 /// The same with text replaced within its lines, before loops are written out: how tests plant faults.
+/// Kernels without the text stay as they are; one that has it twice is an error.
 pub(crate) fn edited(kernel: &str, constants: &Constants, edit: Option<&(String, String)>) -> Result<Source> {
+    let mut lines = pasted(kernel, constants)?;
+    if let Some((from, to)) = edit {
+        let found: usize = lines.iter().map(|l| l.text.matches(from.as_str()).count()).sum();
+        if found > 1 {
+            return fault(&lines[0], format!("has {from:?} {found} times: an edit must match once"));
+        }
+        for line in &mut lines {
+            line.text = line.text.replace(from, to);
+        }
+    }
+    let lines = unroll(lines)?;
+    let origins = lines.iter().map(|l| l.origin).collect();
+    let mut text = String::new();
+    for line in lines {
+        text.push_str(&line.text);
+        text.push('\n');
+    }
+    Ok(Source { text, origins })
+}
+
+/// A kernel's lines with constants set and files pasted.
+fn pasted(kernel: &str, constants: &Constants) -> Result<Vec<Line>> {
     let path = format!("{kernel}.wgsl");
     let Some(file) = file_index(&path) else {
         let known: Vec<_> = kernels().collect();
@@ -204,19 +233,7 @@ pub(crate) fn edited(kernel: &str, constants: &Constants, edit: Option<&(String,
         return fault(&lines[0], format!("has no constant named {name}"));
     }
     hoist_enables(&mut lines);
-    if let Some((from, to)) = edit {
-        for line in &mut lines {
-            line.text = line.text.replace(from, to);
-        }
-    }
-    let lines = unroll(lines)?;
-    let origins = lines.iter().map(|l| l.origin).collect();
-    let mut text = String::new();
-    for line in lines {
-        text.push_str(&line.text);
-        text.push('\n');
-    }
-    Ok(Source { text, origins })
+    Ok(lines)
 }
 
 /// Stems of the files that hold an entry point.
