@@ -193,7 +193,7 @@ fn query_heads_share_key_value_heads_in_groups() {
 fn strided_views_are_read_as_they_are() {
     let call = Call::new([2, 2, 2, 3, 3, 8, 8]);
     call.check_all(gpu());
-    Call { position_major: true, ..call.clone() }.check_all(gpu());
+    Call { layout: common::Layout::PositionMajor, ..call.clone() }.check_all(gpu());
     // a slice of a wider buffer: q, k and v beside each other in each row
     let gpu = gpu();
     let wide = noise(9, 2 * 2 * 3 * 24);

@@ -60,7 +60,9 @@ impl Case {
     /// Every key of `object` must be known: an option that is not understood is never dropped.
     fn only(&self, object: &Value, known: &[&str]) -> Result<()> {
         let Some(keys) = object.as_object() else {
-            return Err(self.fault("params", format!("must be an object with {}, not {object}", known.join(", "))));
+            return Err(
+                self.fault("params", format!("must be an object with {}, not {object}", known.join(", ")))
+            );
         };
         match keys.keys().find(|k| !known.contains(&k.as_str())) {
             Some(key) => Err(self.fault(key, format!("is not understood; known are {}", known.join(", ")))),
@@ -79,7 +81,9 @@ impl Case {
         let q_start = match &mask["q_offset"] {
             Value::Null => None,
             offset => Some(
-                offset.as_i64().ok_or_else(|| self.fault("q_offset", format!("is {offset}, not an integer")))?,
+                offset
+                    .as_i64()
+                    .ok_or_else(|| self.fault("q_offset", format!("is {offset}, not an integer")))?,
             ),
         };
         Ok(Mask {

@@ -261,8 +261,7 @@ fn fixed_subgroup(backend: wgpu::Backend, [smallest, largest]: [u32; 2]) -> Opti
 pub(super) fn limits_of(info: &wgpu::AdapterInfo, features: wgpu::Features, l: &wgpu::Limits) -> Limits {
     let sizes = [info.subgroup_min_size, info.subgroup_max_size];
     Limits {
-        subgroup: fixed_subgroup(info.backend, sizes)
-            .filter(|_| features.contains(wgpu::Features::SUBGROUP)),
+        subgroup: fixed_subgroup(info.backend, sizes).filter(|_| features.contains(wgpu::Features::SUBGROUP)),
         f16: features.contains(wgpu::Features::SHADER_F16),
         timestamps: features.contains(wgpu::Features::TIMESTAMP_QUERY),
         software: info.device_type == wgpu::DeviceType::Cpu,

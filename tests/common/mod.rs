@@ -5,7 +5,7 @@ use std::sync::OnceLock;
 
 use half::{bf16, f16};
 use wgpu_attention::reference::{self, AttentionCase, Rounding};
-use wgpu_attention::{Attention, AttentionShape, DType, Gpu, Mask, Tensor};
+use wgpu_attention::{Attention, AttentionOutput, AttentionShape, DType, Gpu, Mask, Tensor};
 
 /// The device of this process; `WGPU_ATTENTION_PORTABLE=1` leaves it nothing beyond WebGPU's defaults.
 pub(crate) fn gpu() -> &'static Gpu {
@@ -24,6 +24,9 @@ pub(crate) fn kernels(gpu: &Gpu) -> Vec<&'static str> {
     }
     kernels
 }
+
+/// Elements before and after each output that no kernel may touch: whole vectors of any storage type.
+const GUARD: usize = 16;
 
 /// Numbers between -1 and 1 that are the same everywhere.
 pub(crate) fn noise(seed: u32, count: usize) -> Vec<f32> {
@@ -56,8 +59,18 @@ pub(crate) struct Call {
     pub(crate) dtypes: [DType; 3],
     pub(crate) kernel: Option<&'static str>,
     pub(crate) splits: Option<u32>,
-    /// Stored as [batch, seq, heads, dim], seen through a permuted view.
-    pub(crate) position_major: bool,
+    pub(crate) layout: Layout,
+}
+
+/// How q, k and v lie in memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Layout {
+    /// `[batch, heads, seq, dim]`
+    Packed,
+    /// `[batch, seq, heads, dim]`, seen through a permuted view.
+    PositionMajor,
+    /// A slice of rows that are wider by this many elements on either side, all of them NaN.
+    Wide(usize),
 }
 
 /// `[batch, heads_q, heads_kv, seq_q, seq_kv, dim_k, dim_v]`
@@ -86,7 +99,7 @@ impl Call {
             dtypes: [DType::F32; 3],
             kernel: None,
             splits: None,
-            position_major: false,
+            layout: Layout::Packed,
         }
     }
 
@@ -124,17 +137,25 @@ impl Call {
     pub(crate) fn tensors(&self, gpu: &Gpu) -> [Tensor; 3] {
         let s = &self.shape;
         let place = |data: &[f32], n: [usize; 4], dtype| {
-            if !self.position_major {
-                return stored(gpu, data, n, dtype);
-            }
             let [b, h, l, d] = n;
-            let mut moved = vec![0.0; data.len()];
-            for (flat, &x) in data.iter().enumerate() {
-                let (ix, row) = (flat % d, flat / d);
-                let (i, j, z) = (row % l, row / l % h, row / l / h);
-                moved[((z * l + i) * h + j) * d + ix] = x;
+            match self.layout {
+                Layout::Packed => stored(gpu, data, n, dtype),
+                Layout::PositionMajor => {
+                    let mut moved = vec![0.0; data.len()];
+                    for (flat, &x) in data.iter().enumerate() {
+                        let (ix, row) = (flat % d, flat / d);
+                        let (i, j, z) = (row % l, row / l % h, row / l / h);
+                        moved[((z * l + i) * h + j) * d + ix] = x;
+                    }
+                    stored(gpu, &moved, [b, l, h, d], dtype).permute(&[0, 2, 1, 3])
+                }
+                Layout::Wide(side) => {
+                    let beside = vec![f32::NAN; side];
+                    let wide: Vec<f32> =
+                        data.chunks(d).flat_map(|row| [&beside, row, &beside].concat()).collect();
+                    stored(gpu, &wide, [b, h, l, d + 2 * side], dtype).narrow(3, side, d).unwrap()
+                }
             }
-            stored(gpu, &moved, [b, l, h, d], dtype).permute(&[0, 2, 1, 3])
         };
         [
             place(&self.q, [s.batch, s.heads_q, s.seq_q, s.dim_k], self.dtypes[0]),
@@ -143,8 +164,41 @@ impl Call {
         ]
     }
 
-    /// `(o, lse)` of the device.
+    /// `(o, lse)` of the device, written over NaN; what lies around both must stay.
     pub(crate) fn run(&self, gpu: &Gpu) -> (Vec<f32>, Vec<f32>) {
+        let [q, k, v] = self.tensors(gpu);
+        let AttentionShape { batch, heads_q, seq_q, dim_v, .. } = self.shape;
+        let rows = batch * heads_q * seq_q;
+        let guarded = |count: usize, dtype| {
+            let all = vec![f32::NAN; count + 2 * GUARD];
+            stored(gpu, &all, [1, 1, 1, all.len()], dtype)
+        };
+        let (around_o, around_lse) = (guarded(rows * dim_v, self.dtypes[2]), guarded(rows, DType::F32));
+        let strides = [heads_q * seq_q * dim_v, seq_q * dim_v, dim_v, 1];
+        let out = AttentionOutput {
+            o: around_o.view(GUARD, &[batch, heads_q, seq_q, dim_v], &strides).unwrap(),
+            lse: Some(
+                around_lse.view(GUARD, &[batch, heads_q, seq_q], &[heads_q * seq_q, seq_q, 1]).unwrap(),
+            ),
+        };
+        let mut encoder = gpu.device().create_command_encoder(&wgpu::CommandEncoderDescriptor::default());
+        self.attention(gpu).record(gpu, &mut encoder, &q, &k, &v, &out).unwrap();
+        gpu.submit(encoder).unwrap();
+        let inner = |tensor: Tensor| {
+            let all = tensor.read_f32(gpu).unwrap();
+            let (before, rest) = all.split_at(GUARD);
+            let (inner, after) = rest.split_at(rest.len() - GUARD);
+            assert!(
+                before.iter().chain(after).all(|x| x.is_nan()),
+                "written around the output of {self:.0?}"
+            );
+            inner.to_vec()
+        };
+        (inner(around_o), inner(around_lse))
+    }
+
+    /// The same through the convenience on top, which allocates the outputs itself.
+    pub(crate) fn run_plainly(&self, gpu: &Gpu) -> (Vec<f32>, Vec<f32>) {
         let [q, k, v] = self.tensors(gpu);
         let out = self.attention(gpu).run(gpu, &q, &k, &v).unwrap();
         (out.o.read_f32(gpu).unwrap(), out.lse.unwrap().read(gpu).unwrap())
@@ -173,18 +227,24 @@ impl Call {
         reference::attention(&case, Rounding::None).unwrap()
     }
 
-    /// Runs on the device and compares with the definition.
-    pub(crate) fn check(&self, gpu: &Gpu) {
+    /// Runs on the device and compares with the definition; says what differs.
+    pub(crate) fn judged(&self, gpu: &Gpu) -> Result<(), String> {
         let (o, lse) = self.run(gpu);
         let (want_o, want_lse) = self.reference();
-        // one rounding of the output to its storage type
+        // half a unit in the last place: one rounding of the output to its storage type
         let step = match self.dtypes[2] {
-            DType::F16 => 2f64.powi(-10),
-            DType::Bf16 => 2f64.powi(-7),
+            DType::F16 => 2f64.powi(-11),
+            DType::Bf16 => 2f64.powi(-8),
             _ => 0.0,
         };
-        close(&format!("o of {self:.0?}"), &o, &want_o, 2e-5, step);
-        close(&format!("lse of {self:.0?}"), &lse, &want_lse, 2e-5, 0.0);
+        compare("o", &o, &want_o, BOUND, step)
+            .and_then(|()| compare("lse", &lse, &want_lse, BOUND, 0.0))
+            .map_err(|why| format!("{why}; {}", format!("{self:.1?}").chars().take(900).collect::<String>()))
+    }
+
+    /// Runs on the device and compares with the definition.
+    pub(crate) fn check(&self, gpu: &Gpu) {
+        self.judged(gpu).unwrap();
     }
 
     /// Checks the call on every kernel that fits.
@@ -195,16 +255,30 @@ impl Call {
     }
 }
 
+/// Error of an element that f32 arithmetic may make, as a share of the larger of 1 and the largest element.
+pub(crate) const BOUND: f64 = 2e-5;
+
 /// Each element within `bound` of the larger of 1 and the largest, plus `step` of its own size; finite where
 /// the definition is.
-pub(crate) fn close(what: &str, got: &[f32], want: &[f64], bound: f64, step: f64) {
-    assert_eq!(got.len(), want.len());
-    let top = want.iter().filter(|x| x.is_finite()).fold(1.0, |m: f64, x| m.max(x.abs()));
-    for (ix, (&g, &w)) in got.iter().zip(want).enumerate() {
-        let g = f64::from(g);
-        let fine = if w.is_finite() { (g - w).abs() <= bound * top + step * w.abs() } else { g == w };
-        assert!(fine, "element {ix}: got {g:e}, want {w:e}; {}", what.chars().take(600).collect::<String>());
+pub(crate) fn compare(what: &str, got: &[f32], want: &[f64], bound: f64, step: f64) -> Result<(), String> {
+    if got.len() != want.len() {
+        return Err(format!("{what} has {} elements, not {}", got.len(), want.len()));
     }
+    let top = want.iter().filter(|x| x.is_finite()).fold(1.0, |m: f64, x| m.max(x.abs()));
+    let wrong = |&(_, (&g, &w)): &(usize, (&f32, &f64))| {
+        let g = f64::from(g);
+        !(if w.is_finite() { (g - w).abs() <= bound * top + step * w.abs() } else { g == w })
+    };
+    let count = got.iter().zip(want).enumerate().filter(wrong).count();
+    match got.iter().zip(want).enumerate().find(wrong) {
+        Some((ix, (g, w))) => Err(format!("{what}: {count} wrong, the first is {ix}: got {g:e}, want {w:e}")),
+        None => Ok(()),
+    }
+}
+
+/// [`compare`], failing the test.
+pub(crate) fn close(what: &str, got: &[f32], want: &[f64], bound: f64, step: f64) {
+    compare(what, got, want, bound, step).unwrap();
 }
 
 fn rounded(data: &[f32], dtype: DType) -> Vec<f32> {
