@@ -76,13 +76,13 @@ fn main(@builtin(global_invocation_id) id: vec3<u32>) {
     }
     var sum = 0.0;
     if SINKS {
-        sum = exp2((sink - top) * LOG2E);
+        sum = exp_down(sink - top);
     }
     var value = vec4<f32>();
     for (var p = 0u; p < params.parts_a; p++) {
         let part = part_lse(a_lse[params.a_lse_base + p * params.a_lse_part + w]);
         if part > NEG {
-            let weight = exp2((part - top) * LOG2E);
+            let weight = exp_down(part - top);
             sum += weight;
             value += weight * a_load4(params.a_base + p * params.a_part + w * DIM_V + column, n);
         }
@@ -90,7 +90,7 @@ fn main(@builtin(global_invocation_id) id: vec3<u32>) {
     for (var p = 0u; p < params.parts_b; p++) {
         let part = part_lse(b_lse[params.b_lse_base + p * params.b_lse_part + w]);
         if part > NEG {
-            let weight = exp2((part - top) * LOG2E);
+            let weight = exp_down(part - top);
             sum += weight;
             value += weight * b_load4(params.b_base + p * params.b_part + w * DIM_V + column, n);
         }
@@ -100,7 +100,7 @@ fn main(@builtin(global_invocation_id) id: vec3<u32>) {
         o_store4(at, n, select(value / sum, vec4<f32>(), sum == 0.0));
         if LSE && column == 0u {
             lse[params.lse_base + batch * params.lse_batch + head * params.lse_head + query] =
-                lse_bits(top * LOG2E, sum);
+                lse_bits(top, sum);
         }
     }
 }

@@ -191,7 +191,7 @@ impl Positions {
             .map(|i| {
                 let [sinks, rest] = self.key_ranges(i..i + 1);
                 // one row's ranges hold visible keys only, unless a chunk cuts the sinks
-                if self.mask.chunk.is_some() && !sinks.is_empty() {
+                if self.mask.chunk.is_some() && self.mask.sink_tokens > 0 {
                     return sinks.chain(rest).filter(|&j| self.visible(i, j)).count() as u64;
                 }
                 (sinks.len() + rest.len()) as u64

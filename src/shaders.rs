@@ -3,8 +3,10 @@
 use std::collections::BTreeMap;
 
 use crate::gpu::shader::{self, Constants, Value};
-use crate::kernels::attention::Problem;
-use crate::kernels::{REGISTRY, ceiling, merge_partials, pack_words};
+use crate::kernels::attention::{self, Problem};
+use crate::kernels::{
+    AttentionSubgroup, AttentionTiled, Kernel, REGISTRY, ceiling, merge_partials, pack_words,
+};
 use crate::{Attention, AttentionPlan, AttentionShape, DType, Limits, Mask, Result};
 
 /// A kernel text as some device would get it.
@@ -53,6 +55,16 @@ pub fn source(kernel: &str, sets: &[(String, String)]) -> Result<String> {
     Ok(shader::source(kernel, &constants_of(sets))?.text)
 }
 
+/// Whether replacing `from` changes a kernel's text.
+///
+/// # Errors
+/// As [`source`].
+pub fn is_in(kernel: &str, from: &str) -> Result<bool> {
+    let plain = Constants::default();
+    let edit = (from.to_owned(), String::new());
+    Ok(shader::edited(kernel, &plain, Some(&edit))?.text != shader::source(kernel, &plain)?.text)
+}
+
 /// Place in `shaders/` that line `line` (from 1) of [`source`]'s text stems from.
 ///
 /// # Errors
@@ -60,6 +72,17 @@ pub fn source(kernel: &str, sets: &[(String, String)]) -> Result<String> {
 pub fn origin(kernel: &str, sets: &[(String, String)], line: usize) -> Result<String> {
     let (file, at) = shader::source(kernel, &constants_of(sets))?.origin(line);
     Ok(format!("shaders/{file}:{at}"))
+}
+
+/// Bytes of the parameters that the host writes for each kernel with more than a few.
+#[must_use]
+pub fn params_bytes() -> Vec<(&'static str, usize)> {
+    vec![
+        (AttentionSubgroup::NAME, size_of::<attention::Params>()),
+        (AttentionTiled::NAME, size_of::<attention::Params>()),
+        (merge_partials::NAME, size_of::<merge_partials::Params>()),
+        (pack_words::NAME, size_of::<pack_words::Params>()),
+    ]
 }
 
 /// Devices that nobody has, one for each way a kernel can be tuned.

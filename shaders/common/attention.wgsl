@@ -177,13 +177,15 @@ fn shape_score(score: f32, b: u32, head: u32, query: u32, q_pos: i32, key: u32) 
     return select(s, s * LOG2E, SHAPED);
 }
 
-// Adds the learned sink of a head to the denominator: (numerator's factor, m, l).
+// Adds the learned sink of a head to the denominator: (numerator's factor, m in natural units, l).
 fn with_sink(m: f32, l: f32, head: u32) -> vec3<f32> {
+    let natural = m * LN2;
     if SINKS {
-        let sink = bitcast<f32>(table[params.sinks_at + head]) * LOG2E;
-        let top = max(m, sink);
-        let shrink = exp2(m - top);
-        return vec3<f32>(shrink, top, l * shrink + exp2(sink - top));
+        // in natural units, since a sink near the largest float times log2(e) is none
+        let sink = bitcast<f32>(table[params.sinks_at + head]);
+        let top = max(natural, sink);
+        let shrink = exp_down(natural - top);
+        return vec3<f32>(shrink, top, l * shrink + exp_down(sink - top));
     }
-    return vec3<f32>(1.0, m, l);
+    return vec3<f32>(1.0, natural, l);
 }

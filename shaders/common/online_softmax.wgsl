@@ -17,7 +17,12 @@ fn tanh_safe(x: f32) -> f32 {
     return select(far, near_zero, x2 < 0.04);
 }
 
-// Log-sum-exp, natural, as bits: minus infinity for a row that saw no key.
-fn lse_bits(m: f32, l: f32) -> u32 {
-    return select(bitcast<u32>(LN2 * (m + log2(max(l, 1e-37)))), MINUS_INFINITY, l == 0.0);
+// Log-sum-exp of a sum l of exp(s - top), all natural, as bits: minus infinity for a row that saw no key.
+fn lse_bits(top: f32, l: f32) -> u32 {
+    return select(bitcast<u32>(top + LN2 * log2(max(l, 1e-37))), MINUS_INFINITY, l == 0.0);
+}
+
+// exp(x) of x <= 0, however far below.
+fn exp_down(x: f32) -> f32 {
+    return exp2(max(x, -200.0) * LOG2E);
 }

@@ -32,6 +32,8 @@ struct Inner {
     info: wgpu::AdapterInfo,
     limits: Limits,
     pipelines: Mutex<HashMap<(&'static str, Constants), Arc<Pipeline>>>,
+    /// Text replaced in every kernel that has it.
+    edit: Option<(String, String)>,
     /// One scratch buffer, grown on demand: dispatches of one queue run in order, and each operator writes
     /// what it reads.
     scratch: Mutex<Option<wgpu::Buffer>>,
@@ -54,6 +56,32 @@ impl std::fmt::Debug for Gpu {
             .field("name", &self.name())
             .field("driver", &self.driver())
             .finish_non_exhaustive()
+    }
+}
+
+impl Inner {
+    fn new(
+        device: wgpu::Device,
+        queue: wgpu::Queue,
+        lost: Arc<Mutex<Option<String>>>,
+        dispatch_flops: Option<u64>,
+    ) -> Self {
+        let info = device.adapter_info();
+        let mut limits = limits_of(&info, device.features(), &device.limits());
+        if let Some(flops) = dispatch_flops {
+            limits.dispatch_flops = flops.max(1);
+        }
+        Self {
+            device,
+            queue,
+            info,
+            limits,
+            pipelines: Mutex::default(),
+            edit: None,
+            scratch: Mutex::default(),
+            lost,
+            pending: Mutex::default(),
+        }
     }
 }
 
@@ -83,7 +111,7 @@ impl Gpu {
     #[must_use]
     pub fn from_wgpu(device: &wgpu::Device, queue: &wgpu::Queue) -> Self {
         // the app's device keeps its own lost callback: loss shows as errors of the calls that follow
-        Self::with(device.clone(), queue.clone(), Arc::default(), None)
+        Self(Arc::new(Inner::new(device.clone(), queue.clone(), Arc::default(), None)))
     }
 
     pub(super) fn owned(device: wgpu::Device, queue: wgpu::Queue, dispatch_flops: Option<u64>) -> Self {
@@ -92,30 +120,17 @@ impl Gpu {
         device.set_device_lost_callback(move |reason, message| {
             *lock(&flag) = Some(format!("{reason:?}: {message}"));
         });
-        Self::with(device, queue, lost, dispatch_flops)
+        Self(Arc::new(Inner::new(device, queue, lost, dispatch_flops)))
     }
 
-    fn with(
-        device: wgpu::Device,
-        queue: wgpu::Queue,
-        lost: Arc<Mutex<Option<String>>>,
-        dispatch_flops: Option<u64>,
-    ) -> Self {
-        let info = device.adapter_info();
-        let mut limits = limits_of(&info, device.features(), &device.limits());
-        if let Some(flops) = dispatch_flops {
-            limits.dispatch_flops = flops.max(1);
-        }
-        Self(Arc::new(Inner {
-            device,
-            queue,
-            info,
-            limits,
-            pipelines: Mutex::default(),
-            scratch: Mutex::default(),
-            lost,
-            pending: Mutex::default(),
-        }))
+    /// The same device with `from` replaced by `to` in its kernels: how tests plant faults.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn with_edit(&self, from: &str, to: &str) -> Self {
+        let Inner { device, queue, lost, limits, .. } = &*self.0;
+        let mut inner = Inner::new(device.clone(), queue.clone(), lost.clone(), Some(limits.dispatch_flops));
+        inner.edit = Some((from.to_owned(), to.to_owned()));
+        Self(Arc::new(inner))
     }
 
     /// The device.
@@ -351,7 +366,7 @@ impl Gpu {
         if let Some(pipeline) = lock(&self.0.pipelines).get(&key) {
             return Ok(pipeline.clone());
         }
-        let source = shader::source(kernel, constants)?;
+        let source = shader::edited(kernel, constants, self.0.edit.as_ref())?;
         let label = constants.label(kernel);
         let pipeline = self.scoped(&label, || self.compile(&source, &label)).map_err(|e| match e {
             Error::Device { what, message } => Error::Device { what, message: source.locate(message) },

@@ -182,6 +182,11 @@ fn lines_of(file: usize) -> Vec<Line> {
 
 /// Text of `shaders/{kernel}.wgsl` with `constants` set.
 pub(crate) fn source(kernel: &str, constants: &Constants) -> Result<Source> {
+    edited(kernel, constants, None)
+}
+
+/// The same with text replaced within its lines, before loops are written out: how tests plant faults.
+pub(crate) fn edited(kernel: &str, constants: &Constants, edit: Option<&(String, String)>) -> Result<Source> {
     let path = format!("{kernel}.wgsl");
     let Some(file) = file_index(&path) else {
         let known: Vec<_> = kernels().collect();
@@ -199,6 +204,11 @@ pub(crate) fn source(kernel: &str, constants: &Constants) -> Result<Source> {
         return fault(&lines[0], format!("has no constant named {name}"));
     }
     hoist_enables(&mut lines);
+    if let Some((from, to)) = edit {
+        for line in &mut lines {
+            line.text = line.text.replace(from, to);
+        }
+    }
     let lines = unroll(lines)?;
     let origins = lines.iter().map(|l| l.origin).collect();
     let mut text = String::new();

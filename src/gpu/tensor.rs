@@ -180,8 +180,8 @@ impl Tensor {
     /// The view reaches outside this tensor's slice, or shape and strides differ in length.
     pub fn view(&self, start: usize, shape: &[usize], strides: &[usize]) -> Result<Self> {
         let last: usize = shape.iter().zip(strides).map(|(&n, &s)| n.saturating_sub(1) * s).sum();
-        let empty = shape.contains(&0);
-        let end = (start + last + usize::from(!empty)) * self.dtype.bytes();
+        let elements = if shape.contains(&0) { start } else { start + last + 1 };
+        let end = elements * self.dtype.bytes();
         if shape.len() != strides.len() || end as u64 > self.size_bytes {
             return Err(Error::Strides {
                 field: "view",

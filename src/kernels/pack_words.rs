@@ -10,7 +10,7 @@ const LANES: u32 = 64;
 
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
-struct Params {
+pub(crate) struct Params {
     source_base: u32,
     base: u32,
     count: u32,

@@ -83,7 +83,8 @@ pub(crate) fn run(args: &Args) -> Outcome {
 
 /// A bar on the terminal; nothing elsewhere.
 pub(crate) fn progress(total: usize) -> ProgressBar {
-    let bar = if std::io::stderr().is_terminal() { ProgressBar::new(total as u64) } else { ProgressBar::hidden() };
+    let bar =
+        if std::io::stderr().is_terminal() { ProgressBar::new(total as u64) } else { ProgressBar::hidden() };
     if let Ok(style) = ProgressStyle::with_template("{bar:24} {pos}/{len} {elapsed} {wide_msg}") {
         bar.set_style(style);
     }
@@ -169,7 +170,12 @@ fn show(out: &mut impl Write, rows: &[Row], gpu: &Gpu, args: &Args) -> std::io::
         } else {
             TableCell::new(if row.result.is_ok() { "WRONG" } else { "REFUSED" }).fg(Color::Red)
         };
-        table.add_row([&row.name, &row.op, &row.kernel, &l2, &max, &at].map(TableCell::new).into_iter().chain([verdict]));
+        table.add_row(
+            [&row.name, &row.op, &row.kernel, &l2, &max, &at]
+                .map(TableCell::new)
+                .into_iter()
+                .chain([verdict]),
+        );
     }
     writeln!(out, "{table}")?;
     for row in rows.iter().filter(|r| !r.passed()) {

@@ -22,7 +22,15 @@ pub(crate) struct Args {
 const CALLS: [(&str, AttentionShape); 2] = [
     (
         "prefill 32/8 heads, 1024 x 1024 x 128",
-        AttentionShape { batch: 1, heads_q: 32, heads_kv: 8, seq_q: 1024, seq_kv: 1024, dim_k: 128, dim_v: 128 },
+        AttentionShape {
+            batch: 1,
+            heads_q: 32,
+            heads_kv: 8,
+            seq_q: 1024,
+            seq_kv: 1024,
+            dim_k: 128,
+            dim_v: 128,
+        },
     ),
     (
         "decode 32/8 heads, 1 x 4096 x 128",

@@ -11,7 +11,9 @@ use super::Outcome;
 
 /// Arguments of `mask`.
 #[derive(Debug, clap::Args)]
-#[command(after_help = "Example:\n  wgpu-attention mask --seq-q 10 --seq-kv 10 --window 4 --sink-tokens 1 --png mask.png")]
+#[command(
+    after_help = "Example:\n  wgpu-attention mask --seq-q 10 --seq-kv 10 --window 4 --sink-tokens 1 --png mask.png"
+)]
 pub(crate) struct Args {
     /// Queries
     #[arg(long, default_value_t = 12)]
@@ -65,7 +67,12 @@ pub(crate) fn run(args: &Args) -> Outcome {
     let positions = mask.resolve(args.seq_q, args.seq_kv)?;
     if let Some(path) = &args.png {
         draw(path, args, &positions)?;
-        eprintln!("{}: {} of {} pairs visible", path.display(), positions.visible_pairs(), args.seq_q * args.seq_kv);
+        eprintln!(
+            "{}: {} of {} pairs visible",
+            path.display(),
+            positions.visible_pairs(),
+            args.seq_q * args.seq_kv
+        );
         return Ok(ExitCode::SUCCESS);
     }
     let mut out = BufWriter::new(std::io::stdout().lock());
@@ -87,7 +94,8 @@ pub(crate) fn run(args: &Args) -> Outcome {
 fn text(out: &mut impl Write, args: &Args, p: &Positions) -> std::io::Result<()> {
     let last = (p.k_start() + args.seq_kv as i64 - 1).max(0).to_string();
     let label = |i: usize| p.q_start() + i as i64;
-    let width = [label(0), label(args.seq_q.saturating_sub(1))].map(|n| n.to_string().len()).into_iter().max();
+    let width =
+        [label(0), label(args.seq_q.saturating_sub(1))].map(|n| n.to_string().len()).into_iter().max();
     let width = width.unwrap_or(1).max(5);
     // positions of keys, read downwards
     for digit in 0..last.len() {

@@ -32,7 +32,8 @@ pub(crate) fn run(args: &Args) -> Outcome {
     let gpu = args.device.open()?;
     let outcome = cases::run(&gpu, &case, args.dtype.into(), args.kernel.as_deref())?;
     Case::save(&args.output, &case, &outcome.tensors)?;
-    let shapes: Vec<_> = outcome.tensors.iter().map(|(name, t)| format!("out.{name} {:?}", t.shape)).collect();
+    let shapes: Vec<_> =
+        outcome.tensors.iter().map(|(name, t)| format!("out.{name} {:?}", t.shape)).collect();
     eprintln!(
         "{}: {} by {} on {}, written to {}",
         case.name,

@@ -12,8 +12,10 @@ use super::Outcome;
 
 /// Arguments of `shader`.
 #[derive(Debug, clap::Args)]
-#[command(after_help = "Examples:\n  wgpu-attention shader attention_tiled --set DIM_K=128 --set k=load_f16 --to msl\n  \
-                        wgpu-attention shader --all target/shaders --to spirv")]
+#[command(
+    after_help = "Examples:\n  wgpu-attention shader attention_tiled --set DIM_K=128 --set k=load_f16 --to msl\n  \
+                        wgpu-attention shader --all target/shaders --to spirv"
+)]
 pub(crate) struct Args {
     /// Kernel: a file's stem in shaders/
     #[arg(required_unless_present_any = ["list", "all"])]
@@ -152,14 +154,16 @@ fn translate(text: &str, to: Language, place: &dyn Fn(usize) -> String) -> Resul
                 force_loop_bounding: false,
                 ..Default::default()
             };
-            let (text, _) = back::msl::write_string(&module, &info, &options, &back::msl::PipelineOptions::default())
-                .map_err(|e| e.to_string())?;
+            let (text, _) =
+                back::msl::write_string(&module, &info, &options, &back::msl::PipelineOptions::default())
+                    .map_err(|e| e.to_string())?;
             Ok(text.into_bytes())
         }
         Language::Hlsl => {
             // without subgroups and 16-bit floats the old compiler must do, too
             let modern = text.contains("subgroup") || text.contains("enable f16");
-            let shader_model = if modern { back::hlsl::ShaderModel::V6_2 } else { back::hlsl::ShaderModel::V5_1 };
+            let shader_model =
+                if modern { back::hlsl::ShaderModel::V6_2 } else { back::hlsl::ShaderModel::V5_1 };
             let options = back::hlsl::Options {
                 shader_model,
                 fake_missing_bindings: true,

@@ -1,0 +1,95 @@
+//! Every golden file, on the definition and on every kernel that computes its operator.
+#![cfg(feature = "cli")]
+#![allow(clippy::unwrap_used, reason = "tests fail by panicking")]
+
+mod common;
+
+use std::path::{Path, PathBuf};
+
+use libtest_mimic::{Arguments, Failed, Trial};
+use wgpu_attention::cases::{self, Case, Outcome, Verdict};
+use wgpu_attention::reference::Rounding;
+use wgpu_attention::{DType, Gpu};
+
+/// Cases that are also run with 16-bit storage: one of each shape of call.
+const SIXTEEN_BIT: [&str; 4] = [
+    "attention_decode_gqa",
+    "attention_mha_causal",
+    "attention_head_dim_80",
+    "attention_learned_sinks_window",
+];
+
+fn files() -> Vec<PathBuf> {
+    let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden");
+    let mut files = Vec::new();
+    for folder in ["ops", "real"] {
+        for entry in std::fs::read_dir(golden.join(folder)).unwrap() {
+            files.push(entry.unwrap().path());
+        }
+    }
+    files.sort();
+    files
+}
+
+fn told(case: &Case, verdict: &Verdict) -> Result<(), Failed> {
+    if verdict.passed {
+        return Ok(());
+    }
+    let cells: Vec<_> = verdict
+        .worst
+        .iter()
+        .map(|c| format!("  {} {:?} got {:e}, want {:e}", c.tensor, c.index, c.got, c.want))
+        .collect();
+    Err(format!(
+        "{}: {} elements beyond {}\n{}\nagain: cargo test --test golden -- {}",
+        case.name,
+        verdict.wrong,
+        verdict.bound,
+        cells.join("\n"),
+        case.name
+    )
+    .into())
+}
+
+fn on_device(gpu: &Gpu, path: &Path, kernel: &str, dtype: DType) -> Result<(), Failed> {
+    let case = Case::load(path)?;
+    let outcome = cases::run(gpu, &case, dtype, Some(kernel))?;
+    told(&case, &cases::judge(&case, &outcome, dtype)?)
+}
+
+fn by_definition(path: &Path) -> Result<(), Failed> {
+    let case = Case::load(path)?;
+    let tensors = case.reference(DType::F32, Rounding::None)?;
+    let outcome = Outcome { kernel: "reference".into(), tensors };
+    told(&case, &cases::judge(&case, &outcome, DType::F32)?)
+}
+
+fn main() {
+    let args = Arguments::from_args();
+    // listing must not depend on which kernels a device takes: those that do not fit pass as named skips
+    let mut trials = Vec::new();
+    for path in files() {
+        let name = path.file_stem().unwrap().to_string_lossy().into_owned();
+        // the definition takes minutes on the long ones in a debug build; kernels run them all
+        if !name.contains("gemma3") && !name.contains("long_2048") {
+            let path = path.clone();
+            trials.push(Trial::test(format!("{name}::reference"), move || by_definition(&path)));
+        }
+        for kernel in ["attention_subgroup", "attention_tiled"] {
+            let dtypes = [DType::F32, DType::F16, DType::Bf16];
+            let wanted = if SIXTEEN_BIT.contains(&name.as_str()) { 3 } else { 1 };
+            for dtype in dtypes.into_iter().take(wanted) {
+                let path = path.clone();
+                trials.push(Trial::test(format!("{name}::{kernel}::{}", dtype.name()), move || {
+                    let gpu = common::gpu();
+                    if !common::kernels(gpu).contains(&kernel) {
+                        eprintln!("skipped: {kernel} does not fit {}", gpu.name());
+                        return Ok(());
+                    }
+                    on_device(gpu, &path, kernel, dtype)
+                }));
+            }
+        }
+    }
+    libtest_mimic::run(&args, trials).exit();
+}
