@@ -227,7 +227,7 @@ impl Attention {
 
     /// The problem of a call on packed tensors of storage type `dtype`.
     pub(crate) fn problem_of(&self, shape: &AttentionShape, dtype: DType) -> Result<Problem> {
-        let operand = |dim: usize, dtype| Operand { dtype, quads: dim % 4 == 0 };
+        let operand = |dim: usize, dtype| Operand { dtype, quads: dim.is_multiple_of(4) };
         let (q, v) = (operand(shape.dim_k, dtype), operand(shape.dim_v, dtype));
         let o = operand(shape.dim_v, self.output.unwrap_or(DType::F32));
         self.problem(shape, [q, q, v, o], !self.no_lse)
@@ -458,9 +458,9 @@ fn operand(field: &'static str, t: &Tensor) -> Result<Operand> {
     }
     row_stride(field, t)?;
     let start = t.offset_bytes() / t.dtype().bytes() as u64;
-    let aligned = t.shape()[3] % 4 == 0
-        && start % 4 == 0
-        && t.offset_bytes() % t.dtype().bytes() as u64 == 0
+    let aligned = t.shape()[3].is_multiple_of(4)
+        && start.is_multiple_of(4)
+        && t.offset_bytes().is_multiple_of(t.dtype().bytes() as u64)
         && t.shape().iter().zip(t.strides()).take(3).all(|(&n, &s)| n <= 1 || s % 4 == 0);
     Ok(Operand { dtype: t.dtype(), quads: aligned })
 }

@@ -26,3 +26,8 @@ pub use gpu::{AdapterSummary, Backend, DType, Element, Gpu, GpuBuilder, Tensor, 
 pub use limits::{LOOP_ITERATIONS, Limits, SUBGROUP_SIZES};
 pub use mask::{MAX_POSITION, Mask, Positions};
 pub use plan::AttentionPlan;
+
+/// The README's code compiles.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

@@ -16,6 +16,7 @@ fn runner(cases: u32) -> TestRunner {
 
 /// Options that compile to different texts: few, since each costs a compilation.
 #[derive(Debug, Clone, Copy)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a switch of the kernel's text")]
 struct Kind {
     dims: [usize; 2],
     causal: bool,

@@ -154,19 +154,16 @@ impl Launch<'_> {
                 remedy: "write f32, or give o a packed tensor",
             });
         }
-        // scratch: f32 output to be packed, then the largest slab's partials and their log-sum-exps
-        let full = if packs { (target.len() as u64 * 4).next_multiple_of(256) } else { 0 };
+        if packs {
+            let bytes = target.len() as u64 * 4;
+            let scratch = self.gpu.scratch(0, bytes)?;
+            self.o = Tensor::from_buffer(&scratch, 0, bytes, DType::F32, target.shape())?;
+        }
         let largest = slabs.iter().map(|s| self.partial_bytes(s)).max().unwrap_or(0);
-        if full + largest > 0 {
-            let bytes = full + largest;
-            let scratch = self.gpu.scratch(bytes)?;
-            if packs {
-                self.o = Tensor::from_buffer(&scratch, 0, full, DType::F32, target.shape())?;
-            }
-            if largest > 0 {
-                let shape = [largest as usize / 4];
-                self.partials = Some(Tensor::from_buffer(&scratch, full, largest, DType::F32, shape)?);
-            }
+        if largest > 0 {
+            let scratch = self.gpu.scratch(1, largest)?;
+            let shape = [largest as usize / 4];
+            self.partials = Some(Tensor::from_buffer(&scratch, 0, largest, DType::F32, shape)?);
         }
         let mut steps = Vec::new();
         for slab in &slabs {
@@ -191,7 +188,7 @@ impl Launch<'_> {
 
     /// Bytes of partial outputs of a slab, and where their log-sum-exps start.
     fn partial_layout(&self, slab: &Slab) -> (u64, u64) {
-        let rows = self.splits() as u64 * slab.z() as u64 * self.rows(slab).len() as u64;
+        let rows = u64::from(self.splits()) * slab.z() as u64 * self.rows(slab).len() as u64;
         let o = (rows * self.problem.dim_v as u64 * 4).next_multiple_of(256);
         (o, rows * 4)
     }
@@ -341,28 +338,25 @@ impl Launch<'_> {
             None => (self.dummies[0].clone(), [0; 4]),
         };
         let rows = self.rows(slab);
-        let (o_binding, o, lse_binding, lse) = match &self.partials {
-            Some(scratch) => {
-                let (o_bytes, lse_bytes) = self.partial_layout(slab);
-                let held = (slab.z() * rows.len()) as u32;
-                let (o, o_base) = scratch.bind(gpu, 0, o_bytes as usize / 4);
-                let (l, lse_base) = scratch.bind(gpu, o_bytes as usize / 4, lse_bytes as usize / 4);
-                let stride = held * p.dim_v as u32;
-                (o, [o_base, 0, 0, 0, stride], l, [lse_base, 0, 0, held])
-            }
-            None => {
-                let (o, at) = read(&self.o, &slab.batch, &queries);
-                let (l, lse) = match &self.lse {
-                    Some(t) => {
-                        let four = t.strides();
-                        let first = slab.batch.start * four[0] + queries.start * four[1];
-                        let (l, base) = t.bind(gpu, first, self.lse_count(t, slab));
-                        (l, [base, four[0] as u32, four[1] as u32, 0])
-                    }
-                    None => (self.dummies[1].clone(), [0; 4]),
-                };
-                (o, [at[0], at[1], at[2], at[3], 0], l, lse)
-            }
+        let (o_binding, o, lse_binding, lse) = if let Some(scratch) = &self.partials {
+            let (o_bytes, lse_bytes) = self.partial_layout(slab);
+            let held = (slab.z() * rows.len()) as u32;
+            let (o, o_base) = scratch.bind(gpu, 0, o_bytes as usize / 4);
+            let (l, lse_base) = scratch.bind(gpu, o_bytes as usize / 4, lse_bytes as usize / 4);
+            let stride = held * p.dim_v as u32;
+            (o, [o_base, 0, 0, 0, stride], l, [lse_base, 0, 0, held])
+        } else {
+            let (o, at) = read(&self.o, &slab.batch, &queries);
+            let (l, lse) = match &self.lse {
+                Some(t) => {
+                    let four = t.strides();
+                    let first = slab.batch.start * four[0] + queries.start * four[1];
+                    let (l, base) = t.bind(gpu, first, self.lse_count(t, slab));
+                    (l, [base, four[0] as u32, four[1] as u32, 0])
+                }
+                None => (self.dummies[1].clone(), [0; 4]),
+            };
+            (o, [at[0], at[1], at[2], at[3], 0], l, lse)
         };
         let params = Params {
             heads: slab.heads.len() as u32,

@@ -8,7 +8,7 @@ use safetensors::tensor::{Dtype, SafeTensors, TensorView};
 use super::{Case, HostData, HostTensor};
 use crate::{Error, Result};
 
-fn fault(path: &str, field: &str, message: impl ToString) -> Error {
+fn fault(path: &str, field: &str, message: impl std::fmt::Display) -> Error {
     Error::CaseFile { path: path.into(), field: field.into(), message: message.to_string() }
 }
 

@@ -19,7 +19,7 @@ pub struct Outcome {
 }
 
 impl Case {
-    pub(super) fn fault(&self, field: &str, message: impl ToString) -> Error {
+    pub(super) fn fault(&self, field: &str, message: impl std::fmt::Display) -> Error {
         Error::CaseFile { path: self.name.clone(), field: field.into(), message: message.to_string() }
     }
 

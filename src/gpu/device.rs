@@ -34,9 +34,9 @@ struct Inner {
     pipelines: Mutex<HashMap<(&'static str, Constants), Arc<Pipeline>>>,
     /// Text replaced in every kernel that has it.
     edit: Option<(String, String)>,
-    /// One scratch buffer, grown on demand: dispatches of one queue run in order, and each operator writes
-    /// what it reads.
-    scratch: Mutex<Option<wgpu::Buffer>>,
+    /// Scratch buffers, grown on demand: dispatches of one queue run in order, and each operator writes what
+    /// it reads. Two, since a dispatch may not read and write one buffer.
+    scratch: [Mutex<Option<wgpu::Buffer>>; 2],
     lost: Arc<Mutex<Option<String>>>,
     /// Error scopes that were not resolved at once (browsers); the next read reports them.
     pending: Mutex<Vec<(String, ErrorFuture)>>,
@@ -45,7 +45,7 @@ struct Inner {
 /// A compiled kernel and its bindings.
 #[derive(Debug)]
 pub(crate) struct Pipeline {
-    pub(super) pipeline: wgpu::ComputePipeline,
+    pub(super) compute: wgpu::ComputePipeline,
     pub(super) layout: wgpu::BindGroupLayout,
     pub(super) label: String,
 }
@@ -78,7 +78,7 @@ impl Inner {
             limits,
             pipelines: Mutex::default(),
             edit: None,
-            scratch: Mutex::default(),
+            scratch: Default::default(),
             lost,
             pending: Mutex::default(),
         }
@@ -281,9 +281,9 @@ impl Gpu {
         self.scoped(what, || self.0.device.create_buffer(&desc))
     }
 
-    /// Scratch memory of at least `bytes`, shared by all calls of this device.
-    pub(crate) fn scratch(&self, bytes: u64) -> Result<wgpu::Buffer> {
-        let mut scratch = lock(&self.0.scratch);
+    /// Scratch memory of at least `bytes`, shared by all calls of this device; one of two buffers.
+    pub(crate) fn scratch(&self, which: usize, bytes: u64) -> Result<wgpu::Buffer> {
+        let mut scratch = lock(&self.0.scratch[which]);
         match &*scratch {
             Some(buffer) if buffer.size() >= bytes => Ok(buffer.clone()),
             _ => {
@@ -342,12 +342,11 @@ impl Gpu {
         })?;
         let result = std::future::poll_fn(|context| {
             let mut state = lock(&mapped);
-            match state.0.take() {
-                Some(result) => Poll::Ready(result),
-                None => {
-                    state.1 = Some(context.waker().clone());
-                    Poll::Pending
-                }
+            if let Some(result) = state.0.take() {
+                Poll::Ready(result)
+            } else {
+                state.1 = Some(context.waker().clone());
+                Poll::Pending
             }
         })
         .await;
@@ -422,7 +421,7 @@ impl Gpu {
             },
             cache: None,
         });
-        Pipeline { pipeline, layout, label: label.to_owned() }
+        Pipeline { compute: pipeline, layout, label: label.to_owned() }
     }
 }
 

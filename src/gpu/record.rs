@@ -134,7 +134,7 @@ impl Gpu {
                     layout: &pipeline.layout,
                     entries: &entries,
                 });
-                pass.set_pipeline(&pipeline.pipeline);
+                pass.set_pipeline(&pipeline.compute);
                 pass.set_bind_group(0, &group, &[]);
                 pass.dispatch_workgroups(step.groups[0], step.groups[1], step.groups[2]);
             }

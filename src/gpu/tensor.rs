@@ -154,7 +154,7 @@ impl Tensor {
                 remedy: "give the slice that holds the whole tensor",
             });
         }
-        if offset_bytes % 4 != 0 {
+        if !offset_bytes.is_multiple_of(4) {
             return Err(Error::OutOfRange {
                 field: "offset_bytes",
                 value: offset_bytes.to_string(),

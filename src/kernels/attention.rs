@@ -45,6 +45,10 @@ impl Operand {
 
 /// An attention problem: everything that a plan depends on.
 #[derive(Debug, Clone, PartialEq)]
+#[expect(
+    clippy::struct_excessive_bools,
+    reason = "each is a switch of the kernel's text, and they combine freely"
+)]
 pub(crate) struct Problem {
     pub(crate) batch: usize,
     pub(crate) heads_q: usize,
@@ -159,12 +163,11 @@ pub(crate) fn split(problem: &Problem, limits: &Limits, tuning: &mut Tuning, per
     let row_tiles = (problem.rows() as u64).div_ceil(u64::from(tuning.q_tile));
     let groups = row_tiles * (problem.batch * problem.heads_kv) as u64;
     let (busy, fewest_keys) = if limits.software { (16, 256) } else { (1024, 128) };
-    let wanted = match problem.splits {
-        Some(splits) => splits.min(tiles),
-        None => {
-            let useful = tiles.div_ceil(u32::div_ceil(fewest_keys, tuning.kv_tile));
-            (busy / groups.max(1)).clamp(1, u64::from(useful)) as u32
-        }
+    let wanted = if let Some(splits) = problem.splits {
+        splits.min(tiles)
+    } else {
+        let useful = tiles.div_ceil(u32::div_ceil(fewest_keys, tuning.kv_tile));
+        (busy / groups.max(1)).clamp(1, u64::from(useful)) as u32
     };
     let split_tiles = tiles.div_ceil(wanted.max(needed));
     tuning.splits = tiles.div_ceil(split_tiles);
@@ -183,7 +186,7 @@ pub(crate) fn split(problem: &Problem, limits: &Limits, tuning: &mut Tuning, per
 
 /// Constants that every attention kernel has; `partial` when its results are to be merged.
 pub(crate) fn constants(problem: &Problem, limits: &Limits, partial: bool) -> Constants {
-    let f32_out = Operand { dtype: DType::F32, quads: problem.dim_v % 4 == 0 };
+    let f32_out = Operand { dtype: DType::F32, quads: problem.dim_v.is_multiple_of(4) };
     let o = if partial || problem.packs_words() { f32_out } else { problem.o };
     let bias = Operand { dtype: problem.bias.unwrap_or(DType::F32), quads: false };
     Constants::default()

@@ -42,7 +42,7 @@ pub(crate) struct Problem {
 }
 
 pub(crate) fn constants(problem: Problem) -> Constants {
-    let quads = problem.dim_v % 4 == 0;
+    let quads = problem.dim_v.is_multiple_of(4);
     let load = if quads { "load_f32" } else { "load_f32_element" };
     Constants::default()
         .set("LANES", LANES)
@@ -80,5 +80,5 @@ pub(crate) fn steps(problem: Problem, params: Params, bindings: &[Binding; 7], m
 
 /// An f32 tensor whose rows are whole groups of four where `dim` is.
 pub(crate) fn f32_operand(dim: usize) -> Operand {
-    Operand { dtype: DType::F32, quads: dim % 4 == 0 }
+    Operand { dtype: DType::F32, quads: dim.is_multiple_of(4) }
 }
