@@ -44,21 +44,8 @@ pub enum Rounding {
     Output(DType),
 }
 
-impl Rounding {
-    fn sum(self, x: f64) -> f64 {
-        match self {
-            Self::None => x,
-            Self::Output(_) => f64::from(x as f32),
-        }
-    }
-
-    fn output(self, x: f64) -> f64 {
-        match self {
-            Self::Output(DType::F16) => half::f16::from_f64(x).to_f64(),
-            Self::Output(DType::Bf16) => half::bf16::from_f64(x).to_f64(),
-            _ => self.sum(x),
-        }
-    }
+fn to_f32(x: f64) -> f64 {
+    f64::from(x as f32)
 }
 
 /// `(o, lse)` of `[batch, heads_q, seq_q, dim_v]` and `[batch, heads_q, seq_q]`.
@@ -68,10 +55,23 @@ impl Rounding {
 /// # Errors
 /// The mask is refused.
 pub fn attention(case: &AttentionCase<'_>, rounding: Rounding) -> Result<(Vec<f64>, Vec<f64>)> {
+    match rounding {
+        Rounding::None => rows(case, |x| x, |x| x),
+        Rounding::Output(DType::F16) => rows(case, to_f32, |x| half::f16::from_f64(x).to_f64()),
+        Rounding::Output(DType::Bf16) => rows(case, to_f32, |x| half::bf16::from_f64(x).to_f64()),
+        Rounding::Output(_) => rows(case, to_f32, to_f32),
+    }
+}
+
+/// The loop, with `round` after every step and `output` at the end.
+fn rows(
+    case: &AttentionCase<'_>,
+    round: impl Fn(f64) -> f64,
+    output: impl Fn(f64) -> f64,
+) -> Result<(Vec<f64>, Vec<f64>)> {
     let AttentionShape { batch, heads_q, heads_kv, seq_q, seq_kv, dim_k, dim_v } = case.shape;
     let positions = case.mask.resolve(seq_q, seq_kv)?;
     let groups = heads_q / heads_kv;
-    let round = |x| rounding.sum(x);
     let mut o = vec![0.0; batch * heads_q * seq_q * dim_v];
     let mut lse = vec![f64::NEG_INFINITY; batch * heads_q * seq_q];
     for b in 0..batch {
@@ -114,49 +114,22 @@ pub fn attention(case: &AttentionCase<'_>, rounding: Rounding) -> Result<(Vec<f6
                     continue;
                 }
                 let mut sum = sink.map_or(0.0, |s| (s - top).exp());
+                let o = &mut o[row * dim_v..][..dim_v];
                 for (j, s) in scores {
                     let p = round((s - top).exp());
                     sum = round(sum + p);
-                    let value = &case.v[(kv + j) * dim_v..][..dim_v];
-                    for (d, &x) in value.iter().enumerate() {
-                        o[row * dim_v + d] = round(o[row * dim_v + d] + p * f64::from(x));
+                    for (o, &x) in o.iter_mut().zip(&case.v[(kv + j) * dim_v..][..dim_v]) {
+                        *o = round(*o + p * f64::from(x));
                     }
                 }
-                for x in &mut o[row * dim_v..][..dim_v] {
-                    *x = rounding.output(*x / sum);
+                for x in o {
+                    *x = output(*x / sum);
                 }
                 lse[row] = round(top + sum.ln());
             }
         }
     }
     Ok((o, lse))
-}
-
-/// Merges partial results `(o, lse)` over disjoint keys, each `rows` rows of `dim_v` columns.
-#[must_use]
-pub fn merge(parts: &[(&[f32], &[f32])], rows: usize, dim_v: usize) -> (Vec<f64>, Vec<f64>) {
-    let mut o = vec![0.0; rows * dim_v];
-    let mut lse = vec![f64::NEG_INFINITY; rows];
-    for row in 0..rows {
-        let seen: Vec<_> = parts
-            .iter()
-            .filter(|(_, l)| l[row] != f32::NEG_INFINITY)
-            .map(|(o, l)| (o, f64::from(l[row])))
-            .collect();
-        let top = seen.iter().map(|&(_, l)| l).fold(f64::NEG_INFINITY, f64::max);
-        let sum: f64 = seen.iter().map(|&(_, l)| (l - top).exp()).sum();
-        if seen.is_empty() {
-            continue;
-        }
-        for (part, l) in seen {
-            let weight = (l - top).exp() / sum;
-            for d in 0..dim_v {
-                o[row * dim_v + d] += weight * f64::from(part[row * dim_v + d]);
-            }
-        }
-        lse[row] = top + sum.ln();
-    }
-    (o, lse)
 }
 
 #[cfg(test)]
@@ -203,14 +176,5 @@ mod tests {
         assert!((lse[0] - 48.201_379_003_8).abs() < 1e-9);
         let (p, _) = tiny(&[500.0, 499.0], None, None);
         assert!((p[0] - 0.731_058_578_6).abs() < 1e-10);
-    }
-
-    #[test]
-    fn merging_parts_equals_the_whole() {
-        let (o, lse) =
-            merge(&[(&[1.0], &[2.313_261_7]), (&[0.0], &[3.0]), (&[f32::NAN], &[f32::NEG_INFINITY])], 1, 1);
-        assert!((o[0] - 0.334_759_044_2).abs() < 1e-7 && (lse[0] - 3.407_605_964_4).abs() < 1e-7);
-        let (o, lse) = merge(&[(&[f32::NAN], &[f32::NEG_INFINITY])], 1, 1);
-        assert_eq!((o[0], lse[0]), (0.0, f64::NEG_INFINITY));
     }
 }

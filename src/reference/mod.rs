@@ -4,5 +4,7 @@
 //! would share its mistakes.
 
 mod attention;
+mod merge;
 
-pub use attention::{AttentionCase, Rounding, attention, merge};
+pub use attention::{AttentionCase, Rounding, attention};
+pub use merge::merge;
