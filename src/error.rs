@@ -192,7 +192,7 @@ pub enum Error {
 
     // --- shaders ---
     /// A shader's source does not accept what the dispatcher (or `shader --set`) wants of it.
-    #[error("{file}:{line}: {message}")]
+    #[error("shaders/{file}:{line}: {message}")]
     Shader {
         /// File in `shaders/`.
         file: String,

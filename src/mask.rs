@@ -178,7 +178,8 @@ impl Positions {
             end = end.min(block(hi) + c);
         }
         if first <= sink_end {
-            (first, sink_end) = (0, 0);
+            // the two touch; with keys ahead of a query in sight, the window may even end before the sinks do
+            (first, end, sink_end) = (0, end.max(sink_end), 0);
         }
         let range = |a: i64, b: i64| a.max(0) as usize..b.max(a.max(0)) as usize;
         [range(0, sink_end), range(first, end)]

@@ -168,7 +168,7 @@ fn files_on_disk_are_valid_wgsl_with_their_own_constants() {
 fn unknown_names_are_refused_with_their_file() {
     let set = |name: &str| vec![(name.to_owned(), "1".to_owned())];
     let error = shaders::source("attention_tiled", &set("DIM_KK")).unwrap_err().to_string();
-    assert!(error.starts_with("attention_tiled.wgsl:1: ") && error.contains("DIM_KK"), "{error}");
+    assert!(error.starts_with("shaders/attention_tiled.wgsl:1: ") && error.contains("DIM_KK"), "{error}");
     let error = shaders::source("attention", &[]).unwrap_err().to_string();
     assert!(error.contains("attention_tiled"), "{error}");
     let set = vec![("k".to_owned(), "load_f64".to_owned())];

@@ -122,7 +122,9 @@ fn key_span(b: u32, row_first: u32, row_last: u32) -> Span {
         end = min(end, (floor_block(q_hi, params.chunk) + 1) * params.chunk - params.k_start);
     }
     if first <= sink_end {
+        // the two touch; with keys ahead of a query in sight, the window may even end before the sinks do
         first = 0;
+        end = max(end, sink_end);
         sink_end = 0;
     }
     end = max(end, first);

@@ -123,7 +123,7 @@ impl GpuBuilder {
         } else if let Some(backend) = self.backend {
             (format!("backend {backend:?}"), "Gpu::builder().backend")
         } else {
-            ("any adapter".into(), "WGPU_BACKEND")
+            ("any backend".into(), "WGPU_BACKEND")
         }
     }
 

@@ -226,11 +226,12 @@ fn pasted(kernel: &str, constants: &Constants) -> Result<Vec<Line>> {
         });
     };
     let mut lines = lines_of(file);
+    let known = settable(&lines);
     let mut unused = constants.clone();
     set_constants(&mut lines, &mut unused)?;
     let mut lines = paste_includes(lines, &mut unused)?;
     if let Some((name, _)) = unused.0.first_key_value() {
-        return fault(&lines[0], format!("has no constant named {name}"));
+        return fault(&lines[0], format!("has no constant named {name}; it has {}", known.join(", ")));
     }
     hoist_enables(&mut lines);
     Ok(lines)
@@ -239,6 +240,18 @@ fn pasted(kernel: &str, constants: &Constants) -> Result<Vec<Line>> {
 /// Stems of the files that hold an entry point.
 pub(crate) fn kernels() -> impl Iterator<Item = &'static str> {
     FILES.iter().filter_map(|(name, _)| name.strip_suffix(".wgsl").filter(|stem| !stem.contains('/')))
+}
+
+/// Names that a file's constants and renamed includes go by.
+fn settable(lines: &[Line]) -> Vec<String> {
+    let text = |l: &Line| l.text.trim().to_owned();
+    let block = lines.iter().map(text).skip_while(|l| !l.starts_with("// begin constants"));
+    let constants = block.take_while(|l| !l.starts_with("// end constants")).filter_map(|l| {
+        Some(l.split_once('=')?.0.split_whitespace().nth(1)?.trim_end_matches(':').to_owned())
+    });
+    let includes = lines.iter().map(text).filter(|l| l.starts_with("//!include "));
+    let renamed = includes.filter_map(|l| Some(l.rsplit_once(" as ")?.1.to_owned()));
+    constants.chain(renamed).collect()
 }
 
 fn set_constants(lines: &mut [Line], unused: &mut Constants) -> Result<()> {

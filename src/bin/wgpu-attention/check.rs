@@ -4,32 +4,46 @@ use std::io::{IsTerminal, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use comfy_table::{Cell as TableCell, Color, Table, presets};
+use comfy_table::{Cell as TableCell, Color, ContentArrangement, Table, presets};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::json;
 use wgpu_attention::cases::{self, Case, Cell, Verdict};
 use wgpu_attention::{DType, Gpu};
 
 use super::Outcome;
-use super::device::{DeviceArgs, Storage, describe};
+use super::device::{DeviceArgs, Storage, describe, known_kernel, quoted};
 
 /// Arguments of `check`.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:\n  wgpu-attention check\n  wgpu-attention check cases/ --dtype f16 --json")]
 pub(crate) struct Args {
     /// Case files, or folders of them [default: the built-in cases]
+    #[arg(value_name = "PATH")]
     paths: Vec<PathBuf>,
     /// Storage of queries, keys, values and results on the device
     #[arg(long, value_enum, default_value = "f32")]
     dtype: Storage,
-    /// Insist on one kernel
-    #[arg(long)]
+    /// Insist on one kernel (`shader --list` names them)
+    #[arg(long, value_name = "NAME")]
     kernel: Option<String>,
     /// Print a JSON array, one object a case
     #[arg(long)]
     json: bool,
     #[command(flatten)]
     device: DeviceArgs,
+}
+
+impl Args {
+    /// The built-in cases on the best adapter.
+    pub(crate) fn builtin() -> Self {
+        Self {
+            paths: Vec::new(),
+            dtype: Storage::F32,
+            kernel: None,
+            json: false,
+            device: DeviceArgs::default(),
+        }
+    }
 }
 
 /// A case and how it went.
@@ -51,6 +65,7 @@ impl Row {
 type Loaded = (Option<PathBuf>, wgpu_attention::Result<Case>);
 
 pub(crate) fn run(args: &Args) -> Outcome {
+    known_kernel(args.kernel.as_deref())?;
     let loaded = load(&args.paths)?;
     let gpu = args.device.open()?;
     let bar = progress(loaded.len());
@@ -105,7 +120,13 @@ fn load(paths: &[PathBuf]) -> Result<Vec<Loaded>, Box<dyn std::error::Error>> {
             let before = files.len();
             files.extend(inside.iter().map(std::fs::DirEntry::path).filter(|p| is_case(p)));
             if files.len() == before {
-                return Err(format!("{}: holds no .safetensors file", path.display()).into());
+                let folders = inside.iter().map(std::fs::DirEntry::path).filter(|p| p.is_dir());
+                let folders: Vec<_> = folders.map(|p| p.display().to_string()).collect();
+                let instead = match folders.as_slice() {
+                    [] => "name a folder of cases".into(),
+                    _ => format!("perhaps {} do", folders.join(", ")),
+                };
+                return Err(format!("{} holds no .safetensors file: {instead}", path.display()).into());
             }
         } else {
             files.push(path.clone());
@@ -155,6 +176,7 @@ fn place(cell: &Cell) -> String {
 fn show(out: &mut impl Write, rows: &[Row], gpu: &Gpu, args: &Args) -> std::io::Result<()> {
     let mut table = Table::new();
     table.load_style(presets::UTF8_BORDERS_ONLY);
+    table.set_content_arrangement(ContentArrangement::Dynamic);
     table.set_header(["case", "op", "kernel", "rel. L2", "max abs", "at", ""]);
     for row in rows {
         let (l2, max, at) = match &row.result {
@@ -181,22 +203,36 @@ fn show(out: &mut impl Write, rows: &[Row], gpu: &Gpu, args: &Args) -> std::io::
     for row in rows.iter().filter(|r| !r.passed()) {
         explain(out, row, args)?;
     }
+    if args.paths.is_empty() {
+        writeln!(
+            out,
+            "gemma3_270m_*: two layers of Gemma 3 270M over 700 tokens of text; the others: one option each"
+        )?;
+    }
+    if let Some(Ok(verdict)) = rows.iter().map(|r| &r.result).find(|r| r.is_ok()) {
+        writeln!(out, "bound: {}", verdict.bound)?;
+    }
     let right = rows.iter().filter(|r| r.passed()).count();
     writeln!(out, "{right} of {} cases right on {}", rows.len(), describe(gpu))
 }
 
 fn explain(out: &mut impl Write, row: &Row, args: &Args) -> std::io::Result<()> {
     match &row.result {
+        Err(error) if error.starts_with(&row.name) => writeln!(out, "\n{error}")?,
         Err(error) => writeln!(out, "\n{}: {error}", row.name)?,
         Ok(verdict) => {
-            writeln!(out, "\n{}: {} elements beyond the bound ({})", row.name, verdict.wrong, verdict.bound)?;
-            for cell in &verdict.worst {
-                writeln!(out, "  {} got {:e}, want {:e}", place(cell), cell.got, cell.want)?;
+            let elements = if verdict.wrong == 1 { "element" } else { "elements" };
+            writeln!(out, "\n{}: {} {elements} beyond the bound; got / want:", row.name, verdict.wrong)?;
+            // where only the sum of errors is beyond it, all of the worst matter
+            let shown = if verdict.wrong == 0 { verdict.worst.len() } else { verdict.wrong };
+            for cell in verdict.worst.iter().take(shown) {
+                writeln!(out, "  {} {} / {}", place(cell), cell.got as f32, cell.want as f32)?;
             }
         }
     }
-    let path = row.path.as_ref().map(|p| format!(" {}", p.display())).unwrap_or_default();
+    let path =
+        row.path.as_ref().map(|p| format!(" {}", quoted(&p.display().to_string()))).unwrap_or_default();
     let kernel = args.kernel.as_ref().map(|k| format!(" --kernel {k}")).unwrap_or_default();
-    let dtype = DType::from(args.dtype).name();
-    writeln!(out, "  again: wgpu-attention check{path} --dtype {dtype}{kernel}")
+    let (dtype, device) = (DType::from(args.dtype).name(), args.device.again());
+    writeln!(out, "  again: wgpu-attention check{path} --dtype {dtype}{kernel}{device}\n")
 }

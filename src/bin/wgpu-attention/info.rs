@@ -8,6 +8,7 @@ use serde_json::json;
 use wgpu_attention::{AdapterSummary, Attention, AttentionShape, DType, adapters};
 
 use super::Outcome;
+use super::device::INSTALL;
 
 /// Arguments of `info`.
 #[derive(Debug, clap::Args)]
@@ -50,10 +51,7 @@ pub(crate) fn run(args: &Args) -> Outcome {
         }
     }
     if found.is_empty() {
-        eprintln!(
-            "no adapter found: install a driver (Debian, Ubuntu: apt-get install mesa-vulkan-drivers libvulkan1), \
-             or widen WGPU_BACKEND"
-        );
+        eprintln!("error: no adapter found\n{INSTALL}");
         return Ok(ExitCode::FAILURE);
     }
     Ok(ExitCode::SUCCESS)

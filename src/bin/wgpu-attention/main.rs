@@ -12,15 +12,23 @@ mod shader;
 use std::error::Error;
 use std::process::ExitCode;
 
-use clap::Parser;
+use clap::{Parser, Subcommand};
 
 /// LLM attention on any GPU: run it, check it, look at it.
 #[derive(Debug, Parser)]
 #[command(
     version,
-    after_help = "Example:\n  wgpu-attention check    # the built-in cases, two layers of a real model among them"
+    after_help = "Example:\n  wgpu-attention check    # the built-in cases, two layers of a real model among them\n\n\
+                  Without a command it checks the built-in cases.\n\
+                  Exit status: 0 right, 1 wrong or refused, 2 not understood."
 )]
-enum Cli {
+struct Cli {
+    #[command(subcommand)]
+    command: Option<Command>,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
     /// Adapters, their drivers and limits, and the kernels they get.
     Info(info::Args),
     /// Compute what a case file describes and write the results.
@@ -41,21 +49,27 @@ enum Cli {
 type Outcome = Result<ExitCode, Box<dyn Error>>;
 
 fn main() -> ExitCode {
-    let outcome = match Cli::parse() {
-        Cli::Info(args) => info::run(&args),
-        Cli::Run(args) => run::run(&args),
-        Cli::Check(args) => check::run(&args),
-        Cli::Bench(args) => bench::run(&args),
-        Cli::Shader(args) => shader::run(&args),
-        Cli::Mask(args) => mask::run(&args),
-        Cli::Plan(args) => plan::run(&args).map(|()| ExitCode::SUCCESS),
+    device::spare_the_desktop();
+    // plain `cargo run` does the main job
+    let command = Cli::parse().command.unwrap_or_else(|| Command::Check(check::Args::builtin()));
+    let outcome = match command {
+        Command::Info(args) => info::run(&args),
+        Command::Run(args) => run::run(&args),
+        Command::Check(args) => check::run(&args),
+        Command::Bench(args) => bench::run(&args),
+        Command::Shader(args) => shader::run(&args),
+        Command::Mask(args) => mask::run(&args),
+        Command::Plan(args) => plan::run(&args).map(|()| ExitCode::SUCCESS),
     };
     match outcome {
         Ok(code) => code,
         // whoever reads us has seen enough
         Err(error) if is_broken_pipe(error.as_ref()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("error: {error}");
+            eprintln!("error: {}", device::as_options(error.as_ref()));
+            if let Some(hint) = device::hint(error.as_ref()) {
+                eprintln!("{hint}");
+            }
             ExitCode::FAILURE
         }
     }

@@ -16,28 +16,31 @@ use super::Outcome;
 )]
 pub(crate) struct Args {
     /// Queries
-    #[arg(long, default_value_t = 12)]
+    #[arg(long, value_name = "N", default_value_t = 12)]
     seq_q: usize,
     /// Keys
-    #[arg(long, default_value_t = 12)]
+    #[arg(long, value_name = "N", default_value_t = 12)]
     seq_kv: usize,
-    /// Keys after the query are visible too
+    /// A query sees keys at or before its position [default]
+    #[arg(long, conflicts_with = "bidirectional")]
+    causal: bool,
+    /// A query sees keys on both sides
     #[arg(long)]
     bidirectional: bool,
-    /// Visible keys, the query's own included
-    #[arg(long)]
+    /// Sliding window: that many keys, the query's own included
+    #[arg(long, value_name = "W")]
     window: Option<u32>,
     /// First keys that stay visible outside the window
-    #[arg(long, default_value_t = 0)]
+    #[arg(long, value_name = "N", default_value_t = 0)]
     sink_tokens: u32,
-    /// Length of the blocks within which attention stays
-    #[arg(long)]
+    /// Length of the blocks of positions within which attention stays
+    #[arg(long, value_name = "C")]
     chunk: Option<u32>,
     /// Position of query 0 [default: the last query stands at the last key]
-    #[arg(long, allow_negative_numbers = true)]
+    #[arg(long, value_name = "P", allow_negative_numbers = true)]
     q_start: Option<i64>,
     /// Position of key 0
-    #[arg(long, default_value_t = 0)]
+    #[arg(long, value_name = "P", default_value_t = 0)]
     k_start: u32,
     /// Write a picture instead
     #[arg(long, value_name = "FILE")]
@@ -57,7 +60,7 @@ pub(crate) fn run(args: &Args) -> Outcome {
         }
     }
     let mask = Mask {
-        causal: !args.bidirectional,
+        causal: args.causal || !args.bidirectional,
         q_start: args.q_start,
         k_start: args.k_start,
         window: args.window,

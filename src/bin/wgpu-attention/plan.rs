@@ -14,6 +14,8 @@ use wgpu_attention::model::{
 
 /// Arguments of `plan`.
 #[derive(Debug, clap::Args)]
+#[command(after_help = "Examples:\n  wgpu-attention plan config.json --tokens 128k --kv q8_0\n  \
+                  wgpu-attention plan --compare llama/ gemma/ --svg growth.svg")]
 pub(crate) struct Args {
     /// A config.json, or the folder it lies in
     #[arg(required_unless_present = "compare")]

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use wgpu_attention::cases::{self, Case};
 
 use super::Outcome;
-use super::device::{DeviceArgs, Storage, describe};
+use super::device::{DeviceArgs, Storage, describe, known_kernel};
 
 /// Arguments of `run`.
 #[derive(Debug, clap::Args)]
@@ -20,14 +20,15 @@ pub(crate) struct Args {
     /// Storage of queries, keys, values and results on the device
     #[arg(long, value_enum, default_value = "f32")]
     dtype: Storage,
-    /// Insist on one kernel
-    #[arg(long)]
+    /// Insist on one kernel (`shader --list` names them)
+    #[arg(long, value_name = "NAME")]
     kernel: Option<String>,
     #[command(flatten)]
     device: DeviceArgs,
 }
 
 pub(crate) fn run(args: &Args) -> Outcome {
+    known_kernel(args.kernel.as_deref())?;
     let case = Case::load(&args.case)?;
     let gpu = args.device.open()?;
     let outcome = cases::run(&gpu, &case, args.dtype.into(), args.kernel.as_deref())?;

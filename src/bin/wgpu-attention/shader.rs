@@ -1,5 +1,6 @@
 //! `shader`: kernel texts, as devices and other compilers get them.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::{IsTerminal, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -24,7 +25,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "NAME=VALUE", value_parser = pair)]
     set: Vec<(String, String)>,
     /// Language
-    #[arg(long, value_enum, default_value = "wgsl")]
+    #[arg(long, value_name = "LANGUAGE", value_enum, default_value = "wgsl")]
     to: Language,
     /// Write here instead of to standard output
     #[arg(short, long, value_name = "FILE")]
@@ -92,24 +93,70 @@ fn all(folder: &Path, to: Language) -> Outcome {
     std::fs::create_dir_all(folder).map_err(|e| format!("{}: {e}", folder.display()))?;
     let variants = shaders::variants()?;
     let (mut written, mut skipped) = (0, Vec::new());
-    for (number, variant) in variants.iter().enumerate() {
-        let place = |line: usize| format!("{}:{line}", variant.label);
+    for (variant, name) in variants.iter().zip(names(&variants)) {
+        let place = |line: usize| format!("{name}.wgsl:{line}");
         match translate(&variant.text, to, &place) {
             Ok(bytes) => {
-                let name = format!("{}-{number:03}.{}", variant.kernel, to.extension());
-                std::fs::write(folder.join(name), bytes)?;
+                let path = folder.join(format!("{name}.{}", to.extension()));
+                std::fs::write(&path, bytes).map_err(|e| format!("{}: {e}", path.display()))?;
                 written += 1;
             }
-            Err(error) => skipped.push(format!("{}: {error}", variant.label)),
+            Err(error) => skipped.push(format!("{name}: {error}")),
         }
     }
     for reason in &skipped {
-        eprintln!("not translated: {reason}");
+        eprintln!("skipped {reason}");
     }
-    eprintln!("{written} of {} variants written to {}", variants.len(), folder.display());
+    let not = if skipped.is_empty() { String::new() } else { format!(", {} skipped", skipped.len()) };
+    eprintln!("{written} of {} variants written to {}{not}", variants.len(), folder.display());
     // naga's GLSL has neither subgroups nor 16-bit floats; elsewhere every variant must translate
     let sound = skipped.is_empty() || to == Language::Glsl;
     Ok(if sound { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// `f16` for `load_f16`
+fn short(value: &str) -> &str {
+    ["load_", "store_", "pack_"].iter().find_map(|p| value.strip_prefix(p)).unwrap_or(value)
+}
+
+/// File names for variants: the kernel and those of its constants that differ between its variants.
+fn names(variants: &[shaders::Variant]) -> Vec<String> {
+    let constants = |v: &shaders::Variant| -> Vec<(String, String)> {
+        let inside = v.label.split_once('[').map_or("", |(_, rest)| rest.trim_end_matches(']'));
+        inside.split(' ').filter_map(|c| pair(c).ok()).collect()
+    };
+    let mut values: BTreeMap<(&str, String), BTreeSet<String>> = BTreeMap::new();
+    for variant in variants {
+        for (name, value) in constants(variant) {
+            values.entry((variant.kernel, name)).or_default().insert(value);
+        }
+    }
+    let mut taken = BTreeSet::new();
+    let mut names = Vec::new();
+    for variant in variants {
+        let mut stem = variant.kernel.to_owned();
+        let constants = constants(variant);
+        let has_bias = constants.iter().any(|(name, value)| name == "BIAS" && value == "true");
+        for (name, value) in constants {
+            let differs = values[&(variant.kernel, name.clone())].len() > 1;
+            match value.as_str() {
+                // the dummies of an absent bias
+                _ if !differs || (!has_bias && name.to_ascii_lowercase().starts_with("bias")) => {}
+                "false" => {}
+                "true" => stem.extend(["-", &name]),
+                _ => stem.extend(["-", &name, "=", short(&value)]),
+            }
+        }
+        // a variant may leave out what another one sets
+        let mut unique = stem.clone();
+        let mut number = 2;
+        while !taken.insert(unique.clone()) {
+            unique = format!("{stem}-{number}");
+            number += 1;
+        }
+        names.push(unique);
+    }
+    names
 }
 
 /// Translates as wgpu does for trusted kernels: no bounds checks, no loop counters, no zeroing.
@@ -161,7 +208,9 @@ fn translate(text: &str, to: Language, place: &dyn Fn(usize) -> String) -> Resul
         }
         Language::Hlsl => {
             // without subgroups and 16-bit floats the old compiler must do, too
-            let modern = text.contains("subgroup") || text.contains("enable f16");
+            let code = |line: &str| line.split("//").next().unwrap_or_default().to_owned();
+            let modern =
+                text.lines().map(code).any(|l| l.contains("subgroup") || l.starts_with("enable f16"));
             let shader_model =
                 if modern { back::hlsl::ShaderModel::V6_2 } else { back::hlsl::ShaderModel::V5_1 };
             let options = back::hlsl::Options {
