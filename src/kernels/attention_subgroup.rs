@@ -44,7 +44,9 @@ impl Kernel for AttentionSubgroup {
             block: [rows, keys],
             bounds: [quads_k, lanes, quads_k.div_ceil(lanes), 0, 0, 0, 0],
         };
-        let per_tile = quads_k + quads_k.div_ceil(lanes) + tuning.kv_tile + 1;
+        // stages with their groups of columns, keys, and the tile itself; each loop once more to leave it
+        let stages = quads_k.div_ceil(lanes);
+        let per_tile = (quads_k + stages) + (stages + 1) + (tuning.kv_tile + 1) + 1;
         attention::split(problem, limits, &mut tuning, per_tile)?;
         Ok(tuning)
     }

@@ -62,11 +62,11 @@ impl Kernel for AttentionTiled {
             kv_tile * x,
         ];
         let staged = |words: u32| words.div_ceil(threads);
-        let per_tile = quads_k.div_ceil(CHUNK_QUADS)
-            * (staged(bounds[4]) + staged(bounds[5]) + CHUNK_QUADS + 1)
-            + quads_v.div_ceil(x) * (staged(bounds[6]) + kv_tile + 1)
-            + row_block * x
-            + 1;
+        // each loop once more to leave it
+        let k_stage = staged(bounds[4]) + staged(bounds[5]) + CHUNK_QUADS + 4;
+        let v_stage = staged(bounds[6]) + kv_tile + 3;
+        let per_tile =
+            quads_k.div_ceil(CHUNK_QUADS) * k_stage + quads_v.div_ceil(x) * v_stage + row_block * (x + 1) + 3;
         let mut tuning = Tuning {
             q_tile,
             kv_tile,
