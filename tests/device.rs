@@ -82,6 +82,45 @@ fn steps_after_a_prefill_equal_one_prefill() {
 }
 
 #[test]
+fn calls_share_an_encoder_and_write_where_they_are_told() {
+    let gpu = gpu();
+    // both need scratch memory: partial results, and 16-bit rows that are not whole words
+    let split = Call { splits: Some(3), ..Call::new([2, 2, 1, 3, 100, 8, 8]) };
+    let odd = Call {
+        splits: Some(2),
+        dtypes: [DType::F32, DType::F32, DType::F16],
+        ..Call::new([1, 1, 1, 3, 90, 5, 5])
+    };
+    let mut encoder = gpu.device().create_command_encoder(&wgpu::CommandEncoderDescriptor::default());
+    // the first writes [batch, seq, heads, dim] through a view
+    let by_position = Tensor::from_slice(gpu, &[f32::NAN; 2 * 3 * 2 * 8], [2, 3, 2, 8]).unwrap();
+    let first = AttentionOutput { o: by_position.permute(&[0, 2, 1, 3]), lse: None };
+    let second = AttentionOutput {
+        o: Tensor::uninitialised(gpu, DType::F16, [1, 1, 3, 5]).unwrap(),
+        lse: Some(Tensor::uninitialised(gpu, DType::F32, [1, 1, 3]).unwrap()),
+    };
+    for (call, out) in [(&split, &first), (&odd, &second)] {
+        let [q, k, v] = call.tensors(gpu);
+        call.attention(gpu).record(gpu, &mut encoder, &q, &k, &v, out).unwrap();
+    }
+    // nothing was submitted by then
+    assert!(by_position.read::<f32>(gpu).unwrap().iter().all(|x| x.is_nan()));
+    gpu.submit(encoder).unwrap();
+    close("first", &first.o.read::<f32>(gpu).unwrap(), &split.reference().0, 2e-5, 0.0);
+    close("second", &second.o.read_f32(gpu).unwrap(), &odd.reference().0, 2e-5, 2f64.powi(-11));
+}
+
+#[test]
+fn an_apps_device_that_is_gone_says_so() {
+    let (device, queue) = plain_device();
+    let gpu = Gpu::from_wgpu(&device, &queue);
+    let [q, k, v] = Call::new([1, 1, 1, 2, 3, 8, 8]).tensors(&gpu);
+    device.destroy();
+    let result = Attention::causal().run(&gpu, &q, &k, &v).and_then(|out| out.o.read::<f32>(&gpu));
+    assert!(matches!(result, Err(Error::DeviceLost { .. } | Error::Device { .. })), "{result:?}");
+}
+
+#[test]
 fn what_the_device_refuses_arrives_as_an_error() {
     let gpu = gpu();
     let tensor = Tensor::from_slice(gpu, &[0.0_f32; 16], [1, 1, 2, 8]).unwrap();

@@ -68,5 +68,8 @@ fn messages_are_pinned() {
         assert!(!message.ends_with('.') && !message.contains("  "), "{message}");
         writeln!(text, "{message}").unwrap();
     }
+    // every refusal of a call, a device, a shader or a file is among them; configurations have a file of their own
+    let (source, _) = include_str!("../src/error.rs").split_once("// --- model configurations").unwrap();
+    assert_eq!(source.matches("#[error(").count(), text.lines().count(), "a message is not pinned");
     insta::assert_snapshot!("messages", text);
 }
