@@ -143,12 +143,24 @@ fn calls(kernel: &str) -> Vec<(&'static str, &'static str, &'static str, Call)> 
     ]
 }
 
+/// Whether a text stands in a file that kernels paste.
+fn is_shared(text: &str) -> bool {
+    let common = concat!(env!("CARGO_MANIFEST_DIR"), "/shaders/common");
+    let files = std::fs::read_dir(common).unwrap();
+    files.into_iter().any(|f| std::fs::read_to_string(f.unwrap().path()).unwrap().contains(text))
+}
+
 #[test]
 fn faults_are_caught_by_golden_cases() {
     let gpu = common::gpu();
     let mut sound = BTreeSet::new();
-    for kernel in common::kernels(gpu) {
-        for (fault, from, to, name) in GOLDEN {
+    let kernels = common::kernels(gpu);
+    for (ix, &kernel) in kernels.iter().enumerate() {
+        for (at, (fault, from, to, name)) in GOLDEN.into_iter().enumerate() {
+            // text that all kernels share is tried on one of them, in turn
+            if is_shared(from) && at % kernels.len() != ix {
+                continue;
+            }
             let case = case(name);
             if sound.insert((kernel, name)) {
                 assert!(right(gpu, &case, kernel), "{name} is wrong on {kernel} without a fault");

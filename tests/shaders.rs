@@ -128,15 +128,16 @@ fn variants_translate_to_every_language() {
         let msl = back::msl::write_string(&module, &info, &options, &back::msl::PipelineOptions::default());
         assert!(msl.is_ok(), "{}: MSL {:?}", variant.label, msl.err());
         let modern = variant.family == 'S' || variant.text.contains("enable f16");
-        let options = back::hlsl::Options {
-            shader_model: if modern { back::hlsl::ShaderModel::V6_2 } else { back::hlsl::ShaderModel::V5_1 },
-            fake_missing_bindings: true,
-            ..Default::default()
-        };
-        let mut text = String::new();
-        let pipeline = back::hlsl::PipelineOptions::default();
-        let hlsl = back::hlsl::Writer::new(&mut text, &options, &pipeline).write(&module, &info, None);
-        assert!(hlsl.is_ok(), "{}: HLSL {:?}", variant.label, hlsl.err());
+        // the old compiler of Direct3D 12, and the one that knows subgroups and half floats
+        let models = [back::hlsl::ShaderModel::V5_1, back::hlsl::ShaderModel::V6_2];
+        for shader_model in models.into_iter().skip(usize::from(modern)) {
+            let options =
+                back::hlsl::Options { shader_model, fake_missing_bindings: true, ..Default::default() };
+            let mut text = String::new();
+            let pipeline = back::hlsl::PipelineOptions::default();
+            let hlsl = back::hlsl::Writer::new(&mut text, &options, &pipeline).write(&module, &info, None);
+            assert!(hlsl.is_ok(), "{}: HLSL {shader_model:?} {:?}", variant.label, hlsl.err());
+        }
         // naga's GLSL has no 16-bit floats
         if !variant.text.contains("enable f16") {
             let options =
