@@ -14,8 +14,8 @@ const SEED: u8 = 7;
 fn check<S: Strategy>(cases: u32, strategy: &S, test: impl Fn(S::Value) -> Result<(), String>) {
     let config = Config { cases, failure_persistence: None, max_shrink_iters: 64, ..Config::default() };
     let rng = TestRng::from_seed(RngAlgorithm::ChaCha, &[SEED; 32]);
-    let result = TestRunner::new_with_rng(config, rng)
-        .run(strategy, |value| test(value).map_err(|why| TestCaseError::fail(why.to_owned())));
+    let result =
+        TestRunner::new_with_rng(config, rng).run(strategy, |value| test(value).map_err(TestCaseError::fail));
     result.unwrap_or_else(|e| panic!("seed {SEED}: {e}"));
 }
 

@@ -191,8 +191,8 @@ impl Tensor {
     /// # Errors
     /// The view reaches outside this tensor's slice, or shape and strides differ in length.
     pub fn view(&self, start: usize, shape: &[usize], strides: &[usize]) -> Result<Self> {
-        let steps = shape.iter().zip(strides).map(|(&n, &s)| n.saturating_sub(1).checked_mul(s));
-        let last = steps.fold(Some(0usize), |sum, step| sum?.checked_add(step?));
+        let mut steps = shape.iter().zip(strides).map(|(&n, &s)| n.saturating_sub(1).checked_mul(s));
+        let last = steps.try_fold(0usize, |sum, step| sum.checked_add(step?));
         let elements = if shape.contains(&0) {
             Some(start)
         } else {
