@@ -160,7 +160,7 @@ pub(crate) struct Tuning {
 /// loop, in which the condition fails.
 pub(crate) fn split(problem: &Problem, limits: &Limits, tuning: &mut Tuning, per_tile: u32) -> Result<()> {
     let tiles = problem.tiles(tuning.q_tile, tuning.kv_tile).max(1);
-    // a quarter in reserve: llvmpipe was seen to count up to a tenth more than the text shows
+    // a quarter in reserve: llvmpipe was seen to count up to a seventh more than the text shows
     let longest = LOOP_ITERATIONS / 4 * 3 / per_tile;
     let needed = tiles.div_ceil(longest.max(1));
     let row_tiles = (problem.rows() as u64).div_ceil(u64::from(tuning.q_tile));
