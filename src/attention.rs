@@ -139,7 +139,8 @@ impl Attention {
         self
     }
 
-    /// Positions of query row 0 for each batch entry: i32 `[batch]`.
+    /// Positions of query row 0 for each batch entry: i32 `[batch]`, taken to the nearest within
+    /// ±[`MAX_POSITION`](crate::MAX_POSITION).
     #[must_use]
     pub fn q_starts(mut self, positions: &Tensor) -> Self {
         self.q_starts = Some(positions.clone());

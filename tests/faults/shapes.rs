@@ -2,7 +2,7 @@
 
 use super::common::{Call, Layout, close, gpu, noise, shape, stored};
 use super::{identity, near, on_each_kernel};
-use wgpu_attention::{Attention, DType, Error, Limits, Mask, shaders};
+use wgpu_attention::{Attention, DType, Error, Limits, Mask, Tensor, shaders};
 
 #[test]
 fn t1_every_width_equals_the_definition() {
@@ -93,6 +93,64 @@ fn t8_a_bias_is_broadcast_over_batch_and_heads() {
             call.check_all(gpu());
         }
     }
+}
+
+#[test]
+fn t8_a_bias_is_read_through_its_view() {
+    let gpu = gpu();
+    let call = Call { mask: Mask::bidirectional(), ..Call::new([2, 3, 3, 2, 5, 8, 8]) };
+    // heads before batches, six columns of which the last five are the bias
+    let wide = noise(4, 3 * 2 * 2 * 6);
+    let bias = stored(gpu, &wide, [3, 2, 2, 6], DType::F32).permute(&[1, 0, 2, 3]).narrow(3, 1, 5).unwrap();
+    let at = |b: usize, h: usize, i: usize, j: usize| wide[((h * 2 + b) * 2 + i) * 6 + j + 1];
+    let packed = (0..60).map(|n| at(n / 30, n / 10 % 3, n / 5 % 2, n % 5)).collect();
+    let want = Call { bias: Some((packed, [2, 3, 2, 5], DType::F32)), ..call.clone() }.reference();
+    let [q, k, v] = call.tensors(gpu);
+    for kernel in super::common::kernels(gpu) {
+        let out = call.attention(gpu).kernel(kernel).bias(&bias).run(gpu, &q, &k, &v).unwrap();
+        close("o", &out.o.read::<f32>(gpu).unwrap(), &want.0, 2e-5, 0.0);
+    }
+}
+
+#[test]
+fn v8_sequences_of_different_length_each_equal_their_own_run() {
+    let gpu = gpu();
+    let mut call = Call::new([2, 2, 1, 1, 9, 8, 8]);
+    let lengths = [5usize, 2];
+    for (b, valid) in lengths.into_iter().enumerate() {
+        for data in [&mut call.k, &mut call.v] {
+            data[(b * 9 + valid) * 8..(b + 1) * 9 * 8].fill(f32::NAN);
+        }
+    }
+    let [q, k, v] = call.tensors(gpu);
+    // the lengths as unsigned numbers, as a cache may hold them; nobody wants the log-sum-exp
+    let lengths_u32 = Tensor::from_slice(gpu, &lengths.map(|n| n as u32), [2]).unwrap();
+    for kernel in super::common::kernels(gpu) {
+        let attention = call.attention(gpu).kernel(kernel).kv_len(&lengths_u32).without_lse();
+        let out = attention.run(gpu, &q, &k, &v).unwrap();
+        assert!(out.lse.is_none());
+        let both = out.o.read::<f32>(gpu).unwrap();
+        for (b, valid) in lengths.into_iter().enumerate() {
+            let mut own = Call::new([1, 2, 1, 1, valid, 8, 8]);
+            own.q = call.q[b * 16..(b + 1) * 16].to_vec();
+            own.k = call.k[b * 72..][..valid * 8].to_vec();
+            own.v = call.v[b * 72..][..valid * 8].to_vec();
+            close("own run", &both[b * 16..(b + 1) * 16], &own.reference().0, 2e-5, 0.0);
+        }
+    }
+}
+
+#[test]
+fn slices_that_do_not_hold_their_tensor_are_refused() {
+    let buffer = stored(gpu(), &[0.0; 32], [1, 1, 4, 8], DType::F32).buffer().clone();
+    let refused = |offset, size, field| {
+        let error = Tensor::from_buffer(&buffer, offset, size, DType::F32, [1, 1, 2, 8]).unwrap_err();
+        assert!(error.to_string().starts_with(field), "{error}");
+    };
+    refused(0, 60, "size_bytes is 60");
+    refused(96, 64, "size_bytes is 64");
+    refused(2, 64, "offset_bytes is 2");
+    assert!(Tensor::from_buffer(&buffer, 64, 64, DType::F32, [1, 1, 2, 8]).is_ok());
 }
 
 #[test]
