@@ -11,6 +11,7 @@ use std::collections::BTreeMap;
 pub use judge::{Cell, Verdict, judge};
 pub(crate) use judge::{REL_L2, REL_MAX};
 pub use run::{Outcome, run};
+pub(crate) use run::{round, upload};
 
 /// A tensor in main memory, packed in row-major order.
 #[derive(Debug, Clone, PartialEq)]

@@ -101,8 +101,8 @@ fn calls(kernel: &str) -> Vec<(&'static str, &'static str, &'static str, Call)> 
         ),
         (
             "positions of batch entries are ignored",
-            "return bitcast<i32>(table[params.q_starts_at + b]);",
-            "return params.q_start;",
+            "bitcast<i32>(table[params.q_starts_at + b])",
+            "params.q_start",
             Call { mask: Mask::causal(), q_starts: Some(vec![20, 40]), ..call.clone() },
         ),
         ("keys past the end are counted", "key < key_end && visible", "visible", call.clone()),

@@ -171,7 +171,8 @@ impl Case {
     }
 }
 
-fn round(data: &[f32], dtype: DType) -> Vec<f32> {
+/// What is left of numbers once they are stored.
+pub(crate) fn round(data: &[f32], dtype: DType) -> Vec<f32> {
     match dtype {
         DType::F16 => data.iter().map(|&x| f16::from_f32(x).to_f32()).collect(),
         DType::Bf16 => data.iter().map(|&x| bf16::from_f32(x).to_f32()).collect(),
@@ -179,7 +180,8 @@ fn round(data: &[f32], dtype: DType) -> Vec<f32> {
     }
 }
 
-fn upload(gpu: &Gpu, data: &[f32], shape: &[usize], dtype: DType) -> Result<Tensor> {
+/// A packed tensor of a storage type.
+pub(crate) fn upload(gpu: &Gpu, data: &[f32], shape: &[usize], dtype: DType) -> Result<Tensor> {
     match dtype {
         DType::F16 => {
             let data: Vec<_> = data.iter().map(|&x| f16::from_f32(x)).collect();

@@ -1,9 +1,7 @@
 //! Workloads with their tensors on the device, and what judges their results.
 
-use half::{bf16, f16};
-
 use super::workload::{Extra, extra_bytes, merge_work};
-use crate::cases::{REL_L2, REL_MAX};
+use crate::cases::{REL_L2, REL_MAX, round, upload};
 use crate::reference::{self, AttentionCase, Rounding};
 use crate::{
     Attention, AttentionOutput, AttentionPlan, AttentionShape, DType, Error, Gpu, Mask, Partial, Result,
@@ -35,42 +33,16 @@ fn numbers(seed: u32, count: usize) -> Vec<f32> {
         .collect()
 }
 
-fn upload(gpu: &Gpu, data: &[f32], shape: &[usize], dtype: DType) -> Result<Tensor> {
-    match dtype {
-        DType::F16 => {
-            let data: Vec<_> = data.iter().map(|&x| f16::from_f32(x)).collect();
-            Tensor::from_slice(gpu, &data, shape)
-        }
-        DType::Bf16 => {
-            let data: Vec<_> = data.iter().map(|&x| bf16::from_f32(x)).collect();
-            Tensor::from_slice(gpu, &data, shape)
-        }
-        _ => Tensor::from_slice(gpu, data, shape),
-    }
-}
-
-/// What the device holds of `data`.
-fn stored(mut data: Vec<f32>, dtype: DType) -> Vec<f32> {
-    for x in &mut data {
-        *x = match dtype {
-            DType::F16 => f16::from_f32(*x).to_f32(),
-            DType::Bf16 => bf16::from_f32(*x).to_f32(),
-            _ => *x,
-        };
-    }
-    data
-}
-
 /// A tensor of `shape` whose memory lies as `[B, L, H, D]` when `strided`.
 fn laid_out(
     gpu: &Gpu,
-    data: Vec<f32>,
+    data: &[f32],
     shape: [usize; 4],
     dtype: DType,
     strided: bool,
 ) -> Result<(Tensor, Vec<f32>)> {
     if !strided {
-        return Ok((upload(gpu, &data, &shape, dtype)?, stored(data, dtype)));
+        return Ok((upload(gpu, data, &shape, dtype)?, round(data, dtype)));
     }
     let [b, h, l, d] = shape;
     let mut moved = Vec::with_capacity(data.len());
@@ -79,14 +51,15 @@ fn laid_out(
         moved.extend_from_slice(&data[((batch * h + head) * l + position) * d..][..d]);
     }
     let tensor = upload(gpu, &moved, &[b, l, h, d], dtype)?;
-    Ok((tensor.permute(&[0, 2, 1, 3]), stored(data, dtype)))
+    Ok((tensor.permute(&[0, 2, 1, 3]), round(data, dtype)))
 }
 
 pub(super) fn prepare_attention(gpu: &Gpu, inputs: &Inputs) -> Result<Prepared> {
     let Inputs { shape, mask, extra, strided, dtype } = *inputs;
     let AttentionShape { batch, heads_q, heads_kv, seq_q, seq_kv, dim_k, dim_v } = shape;
-    let tensor =
-        |seed, shape: [usize; 4]| laid_out(gpu, numbers(seed, shape.iter().product()), shape, dtype, strided);
+    let tensor = |seed, shape: [usize; 4]| {
+        laid_out(gpu, &numbers(seed, shape.iter().product()), shape, dtype, strided)
+    };
     let (q, q_data) = tensor(1, [batch, heads_q, seq_q, dim_k])?;
     let (k, k_data) = tensor(2, [batch, heads_kv, seq_kv, dim_k])?;
     let (v, v_data) = tensor(3, [batch, heads_kv, seq_kv, dim_v])?;
