@@ -28,7 +28,8 @@ impl Kernel for AttentionSubgroup {
         // numbers a row keeps in each lane's registers: its share of q and of the output
         let row_registers = 4 * (quads_k.div_ceil(lanes) + quads_v.div_ceil(lanes));
         // a processor spills to its first cache at little cost; a GPU loses occupancy long before
-        let budget = if limits.software { 512 } else { 128 };
+        // (SwiftShader's compiler, four wide, needs minutes and gigabytes for as many as lavapipe takes)
+        let budget = if limits.software && lanes > 4 { 512 } else { 128 };
         let fitting = (budget / row_registers).max(1);
         let wanted = problem.rows().max(1).next_power_of_two() as u32;
         let rows = 1 << fitting.min(wanted).min(16).ilog2();
