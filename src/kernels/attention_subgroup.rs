@@ -28,11 +28,12 @@ impl Kernel for AttentionSubgroup {
         // numbers a row keeps in each lane's registers: its share of q and of the output
         let row_registers = 4 * (quads_k.div_ceil(lanes) + quads_v.div_ceil(lanes));
         // a processor spills to its first cache at little cost; a GPU loses occupancy long before
-        // (SwiftShader's compiler, four wide, needs minutes and gigabytes for as many as lavapipe takes)
-        let budget = if limits.software && lanes > 4 { 512 } else { 128 };
+        // (SwiftShader's compiler, four wide, needs minutes and gigabytes for as many rows as lavapipe takes)
+        let narrow = limits.software && lanes <= 4;
+        let budget = if limits.software && !narrow { 512 } else { 128 };
         let fitting = (budget / row_registers).max(1);
         let wanted = problem.rows().max(1).next_power_of_two() as u32;
-        let rows = 1 << fitting.min(wanted).min(16).ilog2();
+        let rows = 1 << fitting.min(wanted).min(if narrow { 4 } else { 16 }).ilog2();
         let keys = if lanes >= 64 { 1 } else { 2 };
         let mut tuning = Tuning {
             q_tile: rows,
