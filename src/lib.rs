@@ -17,6 +17,7 @@ mod plan;
 pub mod reference;
 #[doc(hidden)]
 pub mod shaders;
+mod sparse;
 
 pub use attention::{
     Attention, AttentionOutput, AttentionShape, MAX_DIM, Partial, merge_partials, record_merge,
@@ -26,6 +27,9 @@ pub use gpu::{AdapterSummary, Backend, DType, Element, Gpu, GpuBuilder, Tensor, 
 pub use limits::{LOOP_ITERATIONS, Limits, SUBGROUP_SIZES};
 pub use mask::{MAX_POSITION, Mask, Positions};
 pub use plan::AttentionPlan;
+pub use sparse::{
+    IndexInputs, IndexKeys, IndexedAttention, Indexer, Prefix, SparseAttention, SparseOutput, TopK, TopKOutput,
+};
 
 /// The README's code compiles.
 #[cfg(doctest)]

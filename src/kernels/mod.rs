@@ -4,8 +4,11 @@ pub(crate) mod attention;
 mod attention_subgroup;
 mod attention_tiled;
 pub(crate) mod ceiling;
+pub(crate) mod indexed_attention;
+pub(crate) mod indexer;
 pub(crate) mod merge_partials;
 pub(crate) mod pack_words;
+pub(crate) mod top_k;
 
 pub(crate) use attention_subgroup::AttentionSubgroup;
 pub(crate) use attention_tiled::AttentionTiled;
@@ -46,6 +49,13 @@ pub(crate) const REGISTRY: &[Registered] = &[
     Registered { name: AttentionTiled::NAME, operator: "attention", family: 'W' },
     Registered { name: merge_partials::NAME, operator: "merge", family: 'W' },
     Registered { name: pack_words::NAME, operator: "attention", family: 'W' },
+    Registered { name: indexer::SUBGROUP, operator: "indexed_attention", family: 'S' },
+    Registered { name: indexer::NAME, operator: "indexed_attention", family: 'W' },
+    Registered { name: indexed_attention::SUBGROUP, operator: "indexed_attention", family: 'S' },
+    Registered { name: indexed_attention::NAME, operator: "indexed_attention", family: 'W' },
+    Registered { name: top_k::COUNT, operator: "topk", family: 'W' },
+    Registered { name: top_k::PICK, operator: "topk", family: 'W' },
+    Registered { name: top_k::GATHER, operator: "topk", family: 'W' },
     Registered { name: ceiling::COPY, operator: "ceiling", family: 'W' },
     Registered { name: ceiling::READ, operator: "ceiling", family: 'W' },
     Registered { name: ceiling::MULTIPLY_ADD, operator: "ceiling", family: 'W' },
