@@ -17,7 +17,7 @@ struct Params {
     item_base: u32,  // first of this dispatch
     width: u32,      // of them in a row of the grid
     gates_base: u32, gates_batch: u32, gates_head: u32, gates_row: u32,
-    bases: array<u32, 4>, // of the branches, and of o
+    a_base: u32, b_base: u32, c_base: u32, o_base: u32,
 }
 
 //!include "common/load_f32.wgsl" as a
@@ -43,9 +43,9 @@ fn main(@builtin(global_invocation_id) id: vec3<u32>) {
     let gate = params.gates_base + z / params.heads * params.gates_batch + z % params.heads * params.gates_head
         + row % params.rows * params.gates_row;
     let at = row * DIM + column;
-    let sum = gates[gate] * a_load4(params.bases[0] + at, n) + gates[gate + 1u] * b_load4(params.bases[1] + at, n)
-        + gates[gate + 2u] * c_load4(params.bases[2] + at, n);
+    let sum = gates[gate] * a_load4(params.a_base + at, n) + gates[gate + 1u] * b_load4(params.b_base + at, n)
+        + gates[gate + 2u] * c_load4(params.c_base + at, n);
     if id.x < params.width && item < params.items {
-        o_store4(params.bases[3] + at, n, sum);
+        o_store4(params.o_base + at, n, sum);
     }
 }

@@ -41,10 +41,10 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         atomicStore(&tile_counters[i], 0u);
     }
     workgroupBarrier();
-    let from = group.x * params.segment;
-    let end = select(min(from + params.segment, n), from, done);
+    let start = group.x * params.segment;
+    let end = select(min(start + params.segment, n), start, done);
     let at = scores_at(b, query);
-    for (var i = from + thread; i < end; i += LANES) {
+    for (var i = start + thread; i < end; i += LANES) {
         let key = order_key(scores[at + i]);
         if key >= low && key <= high {
             atomicAdd(&tile_counters[(key >> params.shift) % BINS], 1u);

@@ -33,12 +33,12 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     let high = work[row * STATE + 1u];
     let wanted = work[row * STATE + 2u];
     // neighbouring scores belong to one invocation, so that places follow from sums over invocations
-    let from = min(group.x * params.segment + thread * params.lane_scores, n);
-    let end = min(from + params.lane_scores, n);
+    let start = min(group.x * params.segment + thread * params.lane_scores, n);
+    let end = min(start + params.lane_scores, n);
     let at = scores_at(b, query);
     var above = 0u;
     var within = 0u;
-    for (var i = from; i < end; i++) {
+    for (var i = start; i < end; i++) {
         let key = order_key(scores[at + i]);
         above += u32(key > high);
         within += u32(key >= low && key <= high);
@@ -58,7 +58,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     }
     let out = params.out_base + b * params.out_batch + query * params.out_row;
     var place = out + above + min(within, wanted);
-    for (var i = from; i < end; i++) {
+    for (var i = start; i < end; i++) {
         let key = order_key(scores[at + i]);
         let equal = key >= low && key <= high;
         if key > high || (equal && within < wanted) {

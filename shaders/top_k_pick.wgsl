@@ -86,9 +86,9 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
             work[tally] = select(work[tally], 0u, params.first == 1u) + higher;
             work[tally + 1u] = work[counters + digit];
         } else if params.first == 1u {
-            let from = s * params.segment;
+            let start = s * params.segment;
             work[tally] = 0u;
-            work[tally + 1u] = min(max(n, from) - from, params.segment);
+            work[tally + 1u] = min(max(n, start) - start, params.segment);
         }
     }
     if thread == 0u {

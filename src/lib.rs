@@ -28,7 +28,8 @@ pub use limits::{LOOP_ITERATIONS, Limits, SUBGROUP_SIZES};
 pub use mask::{MAX_POSITION, Mask, Positions};
 pub use plan::AttentionPlan;
 pub use sparse::{
-    IndexInputs, IndexKeys, IndexedAttention, Indexer, Prefix, SparseAttention, SparseOutput, TopK, TopKOutput,
+    IndexInputs, IndexKeys, IndexedAttention, Indexer, NativeSparseAttention, NsaInputs, NsaOutput, Prefix,
+    SparseAttention, SparseOutput, TopK, TopKOutput, compress_blocks,
 };
 
 /// The README's code compiles.

@@ -5,13 +5,13 @@
 
 mod indexed;
 mod indexer;
-// mod nsa;
+mod nsa;
 mod pipeline;
 mod top_k;
 
 pub use indexed::IndexedAttention;
 pub use indexer::{IndexKeys, Indexer};
-// pub use nsa::{NativeSparseAttention, NsaInputs, NsaOutput, compress_blocks};
+pub use nsa::{NativeSparseAttention, NsaInputs, NsaOutput, compress_blocks};
 pub use pipeline::{IndexInputs, SparseAttention, SparseOutput};
 pub use top_k::{TopK, TopKOutput};
 
@@ -126,7 +126,11 @@ impl Prefix {
                 return out(field, n.to_string(), format!("between 1 and {most}"), "give the blocks a size");
             }
         }
-        if self.causal && [self.step, self.reach] != [1, 1] && self.q_start.is_none() && self.q_starts.is_none() {
+        if self.causal
+            && [self.step, self.reach] != [1, 1]
+            && self.q_start.is_none()
+            && self.q_starts.is_none()
+        {
             return Err(Error::Options {
                 field: "blocks",
                 value: format!("({}, {})", self.step, self.reach),
@@ -143,7 +147,12 @@ impl Prefix {
                 return Err(Error::DType { field, dtype: t.dtype().name(), allowed: names });
             }
             if t.shape() != [batch] {
-                return Err(wrong_shape(field, t, format!("[{batch}]"), "give one value for each batch entry"));
+                return Err(wrong_shape(
+                    field,
+                    t,
+                    format!("[{batch}]"),
+                    "give one value for each batch entry",
+                ));
             }
         }
         Ok(())
@@ -176,8 +185,9 @@ fn wrong_shape(field: &'static str, t: &Tensor, expected: String, remedy: &'stat
 
 /// The axes of a tensor that must have `N`, named in `expected`.
 fn axes<const N: usize>(field: &'static str, t: &Tensor, expected: &str) -> Result<[usize; N]> {
-    <[usize; N]>::try_from(t.shape())
-        .map_err(|_| wrong_shape(field, t, expected.to_owned(), "give every axis; a single one is an axis of 1"))
+    <[usize; N]>::try_from(t.shape()).map_err(|_| {
+        wrong_shape(field, t, expected.to_owned(), "give every axis; a single one is an axis of 1")
+    })
 }
 
 fn check_shape(field: &'static str, t: &Tensor, shape: &[usize]) -> Result<()> {

@@ -53,7 +53,7 @@ struct Launch<'a> {
 
 impl Attention {
     /// Copies and dispatches of a call; everything is refused here or not at all.
-    pub(super) fn launch(
+    pub(crate) fn launch(
         &self,
         gpu: &Gpu,
         q: &Tensor,

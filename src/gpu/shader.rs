@@ -25,6 +25,7 @@ macro_rules! shader_files {
 shader_files!(
     "attention_subgroup.wgsl",
     "attention_tiled.wgsl",
+    "block_mean.wgsl",
     "ceiling_copy.wgsl",
     "ceiling_multiply_add.wgsl",
     "ceiling_read.wgsl",
@@ -54,6 +55,9 @@ shader_files!(
     "indexer.wgsl",
     "indexer_subgroup.wgsl",
     "merge_partials.wgsl",
+    "nsa_blocks.wgsl",
+    "nsa_gate.wgsl",
+    "nsa_weights.wgsl",
     "pack_words.wgsl",
     "top_k_count.wgsl",
     "top_k_gather.wgsl",

@@ -168,7 +168,8 @@ fn tiled(problem: &Problem, limits: &Limits) -> Result<Tuning> {
     }
     let (q_tile, tile) = (y * rows, x * keys);
     let pitch = (CHUNK_QUADS + 1).max(x + 1);
-    let workgroup_bytes = 16 * (q_tile * (CHUNK_QUADS + 1) + tile * pitch) + 4 * q_tile * (tile + 1) + 4 * tile;
+    let workgroup_bytes =
+        16 * (q_tile * (CHUNK_QUADS + 1) + tile * pitch) + 4 * q_tile * (tile + 1) + 4 * tile;
     if workgroup_bytes > limits.workgroup_memory {
         return Err(Error::WorkgroupMemory {
             kernel: NAME,
@@ -179,12 +180,12 @@ fn tiled(problem: &Problem, limits: &Limits) -> Result<Tuning> {
         });
     }
     let stages = quads_v.div_ceil(x);
-    let bounds =
-        [quads_k, x, stages, CHUNK_QUADS, q_tile * CHUNK_QUADS, tile * CHUNK_QUADS, tile * x, tile];
+    let bounds = [quads_k, x, stages, CHUNK_QUADS, q_tile * CHUNK_QUADS, tile * CHUNK_QUADS, tile * x, tile];
     let staged = |words: u32| words.div_ceil(threads);
     let k_stage = staged(bounds[4]) + staged(bounds[5]) + CHUNK_QUADS + 4;
     let v_stage = staged(bounds[6]) + tile + 3;
-    let per_tile = quads_k.div_ceil(CHUNK_QUADS) * k_stage + stages * v_stage + rows * (x + 1) + staged(tile) + 4;
+    let per_tile =
+        quads_k.div_ceil(CHUNK_QUADS) * k_stage + stages * v_stage + rows * (x + 1) + staged(tile) + 4;
     let own = Constants::default()
         .set("LANES_X", x)
         .set("LANES_Y", y)

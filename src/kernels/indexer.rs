@@ -18,7 +18,6 @@ const CHUNK_QUADS: u32 = 8;
 pub(crate) struct Problem {
     pub(crate) heads: usize,
     pub(crate) dim: usize,
-    pub(crate) seq_kv: usize,
     pub(crate) q: Operand,
     /// None: 8-bit floats in words.
     pub(crate) k: Option<Operand>,
@@ -104,7 +103,8 @@ fn subgroup(problem: &Problem, limits: &Limits) -> Result<Tuning> {
     let block = (lanes * keys * 4).max(if limits.software { 1024 } else { 256 });
     let steps = block / (lanes * keys);
     let per_step = (quads + chunks) + (chunks + 1) + (keys + 1) + 1;
-    let iterations = (problem.heads as u32).div_ceil(rows) * (rows + 1 + steps * per_step + 2) + block / lanes + 2;
+    let iterations =
+        (problem.heads as u32).div_ceil(rows) * (rows + 1 + steps * per_step + 2) + block / lanes + 2;
     Ok(Tuning {
         kernel: SUBGROUP,
         constants: constants(problem, limits).set("LANES", lanes).set("ROWS", rows).set("KEYS", keys),

@@ -7,6 +7,7 @@ pub(crate) mod ceiling;
 pub(crate) mod indexed_attention;
 pub(crate) mod indexer;
 pub(crate) mod merge_partials;
+pub(crate) mod nsa;
 pub(crate) mod pack_words;
 pub(crate) mod top_k;
 
@@ -56,6 +57,10 @@ pub(crate) const REGISTRY: &[Registered] = &[
     Registered { name: top_k::COUNT, operator: "topk", family: 'W' },
     Registered { name: top_k::PICK, operator: "topk", family: 'W' },
     Registered { name: top_k::GATHER, operator: "topk", family: 'W' },
+    Registered { name: nsa::WEIGHTS, operator: "nsa", family: 'W' },
+    Registered { name: nsa::BLOCKS, operator: "nsa", family: 'W' },
+    Registered { name: nsa::GATE, operator: "nsa", family: 'W' },
+    Registered { name: nsa::MEAN, operator: "nsa", family: 'W' },
     Registered { name: ceiling::COPY, operator: "ceiling", family: 'W' },
     Registered { name: ceiling::READ, operator: "ceiling", family: 'W' },
     Registered { name: ceiling::MULTIPLY_ADD, operator: "ceiling", family: 'W' },

@@ -57,8 +57,6 @@ pub(crate) struct Tuning {
     pub(crate) segments: u32,
     /// Loop iterations that an invocation runs at most.
     pub(crate) iterations: u32,
-    /// Workgroup memory in bytes, of the hungriest of the three.
-    pub(crate) workgroup_bytes: u32,
 }
 
 /// Cuts `rows` rows of `seq_kv` scores.
@@ -74,18 +72,29 @@ pub(crate) fn tune(rows: usize, seq_kv: usize, k: usize, limits: &Limits) -> Res
     let lanes = if limits.software { 64 } else { limits.invocations.min(256) };
     // a row alone is cut finely, to busy the device; of many rows each is cut as little as it may be
     let shortest = if rows < 64 { 4096 } else { 32_768 };
-    let segment = seq_kv.div_ceil(256).max(shortest).min(seq_kv.max(1)).next_multiple_of(lanes as usize) as u32;
+    let segment =
+        seq_kv.div_ceil(256).max(shortest).min(seq_kv.max(1)).next_multiple_of(lanes as usize) as u32;
     let segments = seq_kv.max(1).div_ceil(segment as usize) as u32;
     let (lane_bins, lane_scores) = (BINS / lanes, segment / lanes);
     let count = 2 * (lane_bins + 1) + lane_scores + 1;
-    let pick = lane_bins * (segments + 2) + 2 * (lane_bins + 1) + lanes + segments.div_ceil(lanes) * (BINS + 2);
-    let gather = 2 * (lane_scores + 1) + segments + lanes + k.div_ceil((segments * lanes) as usize) as u32 + 3;
-    let workgroup_bytes = 4 * (BINS + lanes + 3);
+    let pick =
+        lane_bins * (segments + 2) + 2 * (lane_bins + 1) + lanes + segments.div_ceil(lanes) * (BINS + 2);
+    let gather =
+        2 * (lane_scores + 1) + segments + lanes + k.div_ceil((segments * lanes) as usize) as u32 + 3;
     let iterations = count.max(pick).max(gather);
-    Ok(Tuning { lanes, segment, segments, iterations, workgroup_bytes })
+    Ok(Tuning { lanes, segment, segments, iterations })
 }
 
 impl Tuning {
+    /// Workgroup memory of a kernel in bytes.
+    pub(crate) fn workgroup_bytes(&self, kernel: &str) -> u32 {
+        match kernel {
+            COUNT => 4 * BINS,
+            PICK => 4 * (BINS + self.lanes + 3),
+            _ => 8 * self.lanes,
+        }
+    }
+
     /// Words of working memory for each row: state, tallies, counters.
     fn words(&self) -> [u64; 3] {
         [4, 2 * u64::from(self.segments), u64::from(self.segments * BINS)]

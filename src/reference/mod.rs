@@ -9,6 +9,4 @@ mod sparse;
 
 pub use attention::{AttentionCase, Rounding, attention};
 pub use merge::merge;
-pub use sparse::{
-    IndexCase, IndexedCase, NsaCase, NsaResult, index_scores, indexed_attention, nsa, top_k,
-};
+pub use sparse::{IndexCase, IndexedCase, NsaCase, NsaResult, index_scores, indexed_attention, nsa, top_k};

@@ -176,7 +176,8 @@ pub fn nsa(case: &NsaCase<'_>) -> NsaResult {
     let [length, stride, block, count, window] = case.sizes;
     let n_compressed = case.compressed[0].len() / (batch * heads_kv * dim_k);
     let n_blocks = seq.div_ceil(block);
-    let complete = |t: usize| if t + 1 < length { 0 } else { ((t + 1 - length) / stride + 1).min(n_compressed) };
+    let complete =
+        |t: usize| if t + 1 < length { 0 } else { ((t + 1 - length) / stride + 1).min(n_compressed) };
     let attend = |keys: [&[f32]; 2], seq_kv: usize, indices: &[i32], block: usize, seen: &[usize]| {
         let case = IndexedCase {
             shape: [batch, heads_q, heads_kv, seq, seq_kv, dim_k, dim_v],
@@ -230,9 +231,8 @@ pub fn nsa(case: &NsaCase<'_>) -> NsaResult {
     }
     let causal: Vec<usize> = (0..batch * seq).map(|row| row % seq + 1).collect();
     let (o_selected, _) = attend(case.selected, seq, &chosen, block, &causal);
-    let near: Vec<i32> = (0..rows)
-        .flat_map(|row| (0..window).map(move |w| (row % seq) as i32 - w as i32))
-        .collect();
+    let near: Vec<i32> =
+        (0..rows).flat_map(|row| (0..window).map(move |w| (row % seq) as i32 - w as i32)).collect();
     let (o_window, _) = attend(case.window, seq, &near, 1, &causal);
     let o = (0..o_window.len())
         .map(|at| {

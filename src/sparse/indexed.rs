@@ -3,8 +3,8 @@
 use std::ops::Range;
 
 use super::{
-    Prefix, Resolved, axes, bind, check_dtype, check_rows, check_shape, check_shared, operand, parameter_scale,
-    stand_in, strides, wrong_shape,
+    Prefix, Resolved, axes, bind, check_dtype, check_rows, check_shape, check_shared, operand,
+    parameter_scale, stand_in, strides, wrong_shape,
 };
 use crate::attention::{AttentionOutput, MAX_DIM};
 use crate::gpu::{Binding, DType, Gpu, Step, Tensor};
@@ -135,7 +135,10 @@ impl IndexedAttention {
     ///
     /// # Errors
     /// As [`run`](Self::run), and outputs that share a buffer with an input.
-    #[expect(clippy::too_many_arguments, reason = "four inputs and an output, as `Attention::record` plus the list")]
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "four inputs and an output, as `Attention::record` plus the list"
+    )]
     pub fn record(
         &self,
         gpu: &Gpu,
@@ -251,7 +254,18 @@ impl IndexedAttention {
         let tuning = kernel::tune(&problem, gpu.limits(), self.kernel.as_deref())?;
         let dummies = [stand_in(gpu, "absent input")?, stand_in(gpu, "absent output")?];
         let inputs = [q, k, v];
-        Ok(Launch { inputs, indices, out, problem, seq_kv, block: self.block, scale, tuning, windows, dummies })
+        Ok(Launch {
+            inputs,
+            indices,
+            out,
+            problem,
+            seq_kv,
+            block: self.block,
+            scale,
+            tuning,
+            windows,
+            dummies,
+        })
     }
 
     /// Which keys the lists may name.
@@ -317,11 +331,6 @@ struct Slab {
 }
 
 impl Launch<'_> {
-    /// Kernel that was chosen.
-    pub(super) fn kernel(&self) -> &'static str {
-        self.tuning.kernel
-    }
-
     pub(super) fn resolve(&self, gpu: &Gpu, visible: &Prefix) -> Result<Resolved> {
         visible.resolve(gpu, self.problem.batch, self.problem.seq_q, self.seq_kv)
     }
@@ -367,10 +376,8 @@ impl Launch<'_> {
         let mut steps = Vec::new();
         for b in (0..p.batch).step_by(entries) {
             for i in (0..p.seq_q).step_by(queries) {
-                let slab = Slab {
-                    batch: b..(b + entries).min(p.batch),
-                    queries: i..(i + queries).min(p.seq_q),
-                };
+                let slab =
+                    Slab { batch: b..(b + entries).min(p.batch), queries: i..(i + queries).min(p.seq_q) };
                 for window in 0..self.windows.len() {
                     steps.push(self.attend(gpu, resolved, &slab, window, partials.as_ref())?);
                 }
@@ -400,7 +407,8 @@ impl Launch<'_> {
             }
             let (binding, base) = bind(gpu, field, t, &[batch.clone(), 0..t.shape()[1], rows.clone()])?;
             let [b, h, r] = strides(t);
-            let skipped = (batch.start as u32).wrapping_mul(b).wrapping_add((rows.start as u32).wrapping_mul(r));
+            let skipped =
+                (batch.start as u32).wrapping_mul(b).wrapping_add((rows.start as u32).wrapping_mul(r));
             Ok((binding, [base.wrapping_add(skipped), b, h, r]))
         };
         let [q, k, v] = self.inputs;
@@ -409,12 +417,11 @@ impl Launch<'_> {
         let (v_binding, v) = bound("v", v, &keys)?;
         let (list_binding, list) = match self.indices {
             Some(t) if t.shape().len() == 3 => {
-                let shared = t.view(0, &[t.shape()[0], 1, t.shape()[1], t.shape()[2]], &[
-                    t.strides()[0],
+                let shared = t.view(
                     0,
-                    t.strides()[1],
-                    1,
-                ])?;
+                    &[t.shape()[0], 1, t.shape()[1], t.shape()[2]],
+                    &[t.strides()[0], 0, t.strides()[1], 1],
+                )?;
                 bound("indices", &shared, queries)?
             }
             Some(t) => bound("indices", t, queries)?,
@@ -507,8 +514,9 @@ impl Launch<'_> {
         let heads = 0..p.heads_q;
         let (o, o_base) = bind(gpu, "o", &self.out.o, &[slab.batch.clone(), heads, slab.queries.clone()])?;
         let [ob, oh, or] = strides(&self.out.o);
-        let skipped =
-            (slab.batch.start as u32).wrapping_mul(ob).wrapping_add((slab.queries.start as u32).wrapping_mul(or));
+        let skipped = (slab.batch.start as u32)
+            .wrapping_mul(ob)
+            .wrapping_add((slab.queries.start as u32).wrapping_mul(or));
         let (lse, lse_at) = self.lse(gpu, slab)?;
         let operand: Operand = p.o;
         let problem =

@@ -3,8 +3,8 @@
 use std::ops::Range;
 
 use super::{
-    Prefix, Resolved, axes, bind, check_dtype, check_rows, check_shape, check_shared, operand, parameter_scale,
-    stand_in, strides, wrong_shape,
+    Prefix, Resolved, axes, bind, check_dtype, check_rows, check_shape, check_shared, operand,
+    parameter_scale, stand_in, strides, wrong_shape,
 };
 use crate::attention::MAX_DIM;
 use crate::gpu::{Binding, DType, Gpu, Step, Tensor};
@@ -199,7 +199,6 @@ impl Indexer {
         let problem = Problem {
             heads,
             dim,
-            seq_kv,
             q: operand("q", q)?,
             k: floats,
             key_scale: floats.is_none(),
@@ -211,11 +210,6 @@ impl Indexer {
 }
 
 impl Launch<'_> {
-    /// Kernel that was chosen.
-    pub(super) fn kernel(&self) -> &'static str {
-        self.tuning.kernel
-    }
-
     /// Dispatches for some queries of some batch entries, whose scores `scores` holds.
     pub(super) fn steps(
         &self,
@@ -236,11 +230,16 @@ impl Launch<'_> {
         let most = limits.workgroups as usize;
         let held = |t: &Tensor, stride: usize| t.strides()[stride].max(1) * t.dtype().bytes();
         let room = (limits.binding_bytes / 2) as usize;
-        let blocks_now = blocks.min(budget).min(most).min((room / held(self.k.tensor(), 1) / tuning.block as usize).max(1));
+        let blocks_now = blocks
+            .min(budget)
+            .min(most)
+            .min((room / held(self.k.tensor(), 1) / tuning.block as usize).max(1));
         let queries_now = (budget / blocks).clamp(1, queries.len()).min(most);
-        let queries_now = queries_now.min((room / held(self.q, 1)).max(1)).min((room / held(scores, 1)).max(1));
+        let queries_now =
+            queries_now.min((room / held(self.q, 1)).max(1)).min((room / held(scores, 1)).max(1));
         let widest = held(self.q, 0).max(held(self.k.tensor(), 0)).max(held(scores, 0));
-        let entries = (budget / blocks / queries.len()).clamp(1, batch.len()).min(most).min((room / widest).max(1));
+        let entries =
+            (budget / blocks / queries.len()).clamp(1, batch.len()).min(most).min((room / widest).max(1));
         let mut steps = Vec::new();
         for b in batch.clone().step_by(entries) {
             let entries = b..(b + entries).min(batch.end);
@@ -258,7 +257,12 @@ impl Launch<'_> {
                         .wrapping_add((queries.start as u32).wrapping_mul(sq));
                     let (out, out_base) = bind(gpu, "scores", scores, &local)?;
                     let out_at = [out_base.wrapping_sub(skipped), sb, sq];
-                    steps.push(self.step(gpu, resolved, [entries.clone(), rows.clone(), blocks], (out, out_at))?);
+                    steps.push(self.step(
+                        gpu,
+                        resolved,
+                        [entries.clone(), rows.clone(), blocks],
+                        (out, out_at),
+                    )?);
                 }
             }
         }

@@ -133,7 +133,10 @@ impl SparseAttention {
     ///
     /// # Errors
     /// As [`run`](Self::run), and outputs that share a buffer with an input or with each other.
-    #[expect(clippy::too_many_arguments, reason = "four inputs and an output, as `Attention::record` plus the index")]
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "four inputs and an output, as `Attention::record` plus the index"
+    )]
     pub fn record(
         &self,
         gpu: &Gpu,

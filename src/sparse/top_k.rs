@@ -172,8 +172,9 @@ impl TopK {
                 let (scores, base) = bind(gpu, "scores", slab.scores, &local)?;
                 let [sb, sq] = strides(slab.scores);
                 // the kernel counts batch entries and queries from 0
-                let skipped =
-                    (slab.batch.start as u32).wrapping_mul(sb).wrapping_add((slab.queries.start as u32).wrapping_mul(sq));
+                let skipped = (slab.batch.start as u32)
+                    .wrapping_mul(sb)
+                    .wrapping_add((slab.queries.start as u32).wrapping_mul(sq));
                 let whole = [batch.clone(), queries.clone()];
                 let (indices, indices_base) = bind(gpu, "indices", &out.indices, &whole)?;
                 let (counts, counts_base) = bind(gpu, "counts", &out.counts, &whole)?;
@@ -192,7 +193,13 @@ impl TopK {
                     ..Params::default()
                 };
                 let bindings = [scores, resolved.table.clone(), work.clone(), indices, counts];
-                steps.extend(kernel::steps(&tuning, &resolved.constants, params, batch.len() as u32, &bindings));
+                steps.extend(kernel::steps(
+                    &tuning,
+                    &resolved.constants,
+                    params,
+                    batch.len() as u32,
+                    &bindings,
+                ));
             }
         }
         Ok(steps)

@@ -36,7 +36,9 @@ fn check(shape: [usize; 5], dtype: DType, visible: &Prefix, seen: &[usize]) {
         indexer.record(gpu(), &mut encoder, q, k, w, &scores).unwrap();
         gpu().submit(encoder).unwrap();
         let got: Vec<f32> = scores.read(gpu()).unwrap();
-        compare("scores", &got, &want, BOUND, 0.0).map_err(|e| format!("{shape:?} {subgroups}: {e}")).unwrap();
+        compare("scores", &got, &want, BOUND, 0.0)
+            .map_err(|e| format!("{shape:?} {subgroups}: {e}"))
+            .unwrap();
     }
 }
 
@@ -87,7 +89,8 @@ fn long_contexts() {
 fn eight_bit_keys() {
     let decode = |code: u8| {
         let (exponent, mantissa) = (i32::from(code >> 3 & 15), f32::from(code & 7));
-        let size = if exponent == 0 { mantissa / 512.0 } else { (1.0 + mantissa / 8.0) * 2f32.powi(exponent - 7) };
+        let size =
+            if exponent == 0 { mantissa / 512.0 } else { (1.0 + mantissa / 8.0) * 2f32.powi(exponent - 7) };
         if code < 128 { size } else { -size }
     };
     let codes: Vec<u8> = (0..=255).filter(|c| c & 127 != 127).chain([0, 0]).collect();
@@ -95,7 +98,8 @@ fn eight_bit_keys() {
     let scale: Vec<f32> = noise(4, seq_kv).iter().map(|x| x.abs() + 0.1).collect();
     let k: Vec<f32> = codes.iter().enumerate().map(|(i, &c)| decode(c) * scale[i / dim]).collect();
     let (q, w) = (noise(1, 2 * 3 * dim), noise(2, 6));
-    let case = IndexCase { shape: [1, 2, 3, dim, seq_kv], q: &q, k: &k, w: &w, scale: 1.0, seen: &[seq_kv; 2] };
+    let case =
+        IndexCase { shape: [1, 2, 3, dim, seq_kv], q: &q, k: &k, w: &w, scale: 1.0, seen: &[seq_kv; 2] };
     let want = reference::index_scores(&case);
     let words: Vec<u32> = codes.chunks(4).map(|c| u32::from_le_bytes([c[0], c[1], c[2], c[3]])).collect();
     let keys = IndexKeys::E4m3 {

@@ -2,8 +2,8 @@
 
 use wgpu_attention::reference::{self, AttentionCase, IndexCase, IndexedCase, Rounding};
 use wgpu_attention::{
-    AttentionOutput, AttentionShape, DType, Error, IndexInputs, IndexedAttention, Mask, Prefix, SparseAttention,
-    Tensor,
+    AttentionOutput, AttentionShape, DType, Error, IndexInputs, IndexedAttention, Mask, Prefix,
+    SparseAttention, Tensor,
 };
 
 use super::{causal, families, gpu, tensor};
@@ -115,7 +115,8 @@ impl Call {
                 o: tensor(&vec![f32::NAN; rows * dim_v], &[batch, heads_q, seq_q, dim_v], DType::F32),
                 lse: Some(tensor(&vec![f32::NAN; rows], &[batch, heads_q, seq_q], DType::F32)),
             };
-            let mut encoder = gpu().device().create_command_encoder(&wgpu::CommandEncoderDescriptor::default());
+            let mut encoder =
+                gpu().device().create_command_encoder(&wgpu::CommandEncoderDescriptor::default());
             op.record(gpu(), &mut encoder, &q, &k, &v, &list, &out).unwrap();
             gpu().submit(encoder).unwrap();
             let told = |e| format!("{:?} block {} {subgroups}: {e}", self.shape, self.block);

@@ -39,7 +39,7 @@ fn row(scores: &[f32], k: usize) {
 
 #[test]
 fn random_rows_of_every_size() {
-    for n in [1, 2, 63, 64, 65, 1000, 4095, 4096, 4097, 9001] {
+    for n in [1_usize, 2, 63, 64, 65, 1000, 4095, 4096, 4097, 9001] {
         for k in [1, 2, n.div_ceil(3), n, n + 5] {
             row(&noise(n as u32, n), k);
         }
@@ -66,7 +66,12 @@ fn adversarial_rows() {
         row(&(0..n).map(|i| f32::from_bits(i as u32 * 48_271 % 4096)).collect::<Vec<_>>(), k);
         // one digit differs: each of the three
         for shift in [21, 10, 0] {
-            row(&(0..n).map(|i| f32::from_bits(0x3000_0000 + ((i as u32 * 7919 % 512) << shift))).collect::<Vec<_>>(), k);
+            row(
+                &(0..n)
+                    .map(|i| f32::from_bits(0x3000_0000 + ((i as u32 * 7919 % 512) << shift)))
+                    .collect::<Vec<_>>(),
+                k,
+            );
         }
         row(&(0..n).map(|i| i as f32).collect::<Vec<_>>(), k);
         row(&(0..n).map(|i| -(i as f32)).collect::<Vec<_>>(), k);
@@ -94,7 +99,8 @@ fn ties_do_not_depend_on_the_rows_around() {
     row(&relu, 16);
     for rows in [1, 2, 63, 64, 65, 130] {
         check(&bits(&vec![0.5; 20 * rows]), [1, rows, 20], 8, Prefix::all(), &vec![20; rows]);
-        let turned: Vec<f32> = (0..rows).flat_map(|r| (0..40).map(move |i| f32::from((i * 7 + r) % 5 == 0))).collect();
+        let turned: Vec<f32> =
+            (0..rows).flat_map(|r| (0..40).map(move |i| f32::from((i * 7 + r) % 5 == 0))).collect();
         check(&bits(&turned), [rows, 1, 40], 16, Prefix::all(), &vec![40; rows]);
     }
 }
