@@ -156,6 +156,8 @@ pub struct NsaCase<'a> {
     pub scale: f64,
     /// Length and stride of a compressed block, length of a selected block, blocks selected, width of the window.
     pub sizes: [usize; 5],
+    /// Only whole blocks of the given keys can be selected.
+    pub whole_blocks: bool,
 }
 
 /// What [`nsa`] gives.
@@ -175,7 +177,7 @@ pub fn nsa(case: &NsaCase<'_>) -> NsaResult {
     let [batch, heads_q, heads_kv, seq, dim_k, dim_v] = case.shape;
     let [length, stride, block, count, window] = case.sizes;
     let n_compressed = case.compressed[0].len() / (batch * heads_kv * dim_k);
-    let n_blocks = seq.div_ceil(block);
+    let n_blocks = if case.whole_blocks { seq / block } else { seq.div_ceil(block) };
     let complete =
         |t: usize| if t + 1 < length { 0 } else { ((t + 1 - length) / stride + 1).min(n_compressed) };
     let attend = |keys: [&[f32]; 2], seq_kv: usize, indices: &[i32], block: usize, seen: &[usize]| {
@@ -227,7 +229,7 @@ pub fn nsa(case: &NsaCase<'_>) -> NsaResult {
                 sum as f32
             })
             .collect();
-        chosen.extend(top_k(&scores, n_blocks, count, &[current + 1]));
+        chosen.extend(top_k(&scores, n_blocks, count, &[n_blocks.min(current + 1)]));
     }
     let causal: Vec<usize> = (0..batch * seq).map(|row| row % seq + 1).collect();
     let (o_selected, _) = attend(case.selected, seq, &chosen, block, &causal);

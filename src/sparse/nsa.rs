@@ -40,6 +40,7 @@ pub struct NativeSparseAttention {
     window: u32,
     scale: Option<f32>,
     q_start: Option<i64>,
+    whole_blocks: bool,
     subgroups: Option<bool>,
 }
 
@@ -85,6 +86,7 @@ impl NativeSparseAttention {
             window,
             scale: None,
             q_start: None,
+            whole_blocks: false,
             subgroups: None,
         }
     }
@@ -114,6 +116,15 @@ impl NativeSparseAttention {
     #[must_use]
     pub fn q_start(mut self, position: i64) -> Self {
         self.q_start = Some(position);
+        self
+    }
+
+    /// Selects among whole blocks of the given keys alone, as flash-linear-attention does: the last
+    /// `seq_kv % block` tokens are then seen through the window only. By default the block that a query stands in
+    /// is always selected, so that a prompt's row and the decode step at the same position agree.
+    #[must_use]
+    pub fn whole_blocks(mut self) -> Self {
+        self.whole_blocks = true;
         self
     }
 
@@ -317,7 +328,8 @@ impl NativeSparseAttention {
         let [batch, heads_q, seq_q, dim_k] = axes("q", q, "")?;
         let [_, heads_kv, seq_kv, _] = axes("selected k", &inputs.selected[0], "")?;
         let z = batch * heads_kv;
-        let n_blocks = seq_kv.div_ceil(self.block as usize);
+        let block = self.block as usize;
+        let n_blocks = if self.whole_blocks { seq_kv / block } else { seq_kv.div_ceil(block) };
         let quads = dim_k.div_ceil(4) as u32;
         let groups = heads_q / heads_kv;
         if groups as u64 * u64::from(quads + 1) > u64::from(LOOP_ITERATIONS / 4 * 3) {
@@ -341,7 +353,7 @@ impl NativeSparseAttention {
         let rows = (SLAB_BYTES.min(limits.binding_bytes) / row_bytes).min(limits.dispatch_flops / flops);
         let rows = (rows.max(1) as usize).min(seq_q).min(limits.workgroups as usize);
         let weights = Tensor::uninitialised(gpu, DType::F32, [z, rows, compressed.max(1)])?;
-        let scores = Tensor::uninitialised(gpu, DType::F32, [z, rows, n_blocks])?;
+        let scores = Tensor::uninitialised(gpu, DType::F32, [z * rows * n_blocks])?;
         let counts = Tensor::uninitialised(gpu, DType::U32, [z, seq_q])?;
         let flat = [z, seq_q, self.count];
         let chosen =

@@ -268,6 +268,8 @@ fn nsa_reference(case: &Case, dtype: DType, _: Rounding) -> Result<BTreeMap<Stri
         gates: &gates,
         scale: scale(case, "scale", shape[4])?,
         sizes: [block, block, block, count, window],
+        // the cases come from flash-linear-attention
+        whole_blocks: true,
     };
     let result = reference::nsa(&call);
     let rows = |data: &[f64]| {
@@ -299,7 +301,7 @@ fn nsa_run(gpu: &Gpu, case: &Case, dtype: DType, path: Option<&str>) -> Result<O
         window: tokens,
         gates: view("gates", DType::F32)?,
     };
-    let mut nsa = NativeSparseAttention::new(block as u32, count, window as u32);
+    let mut nsa = NativeSparseAttention::new(block as u32, count, window as u32).whole_blocks();
     nsa = nsa.scale(scale(case, "scale", shape[4])? as f32);
     if let Some(wanted) = subgroups {
         nsa = nsa.subgroups(wanted);
