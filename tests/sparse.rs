@@ -3,10 +3,14 @@
 #![allow(clippy::unwrap_used, reason = "tests fail by panicking")]
 
 mod common;
+#[path = "sparse/faults.rs"]
+mod faults;
 #[path = "sparse/index.rs"]
 mod index;
 #[path = "sparse/indexed.rs"]
 mod indexed;
+#[path = "sparse/nsa.rs"]
+mod nsa;
 #[path = "sparse/top_k.rs"]
 mod top_k;
 
@@ -33,4 +37,23 @@ fn causal(batch: usize, seq_q: usize, seq_kv: usize, q_start: i64) -> Vec<usize>
     (0..batch * seq_q)
         .map(|row| (q_start + (row % seq_q) as i64 + 1).clamp(0, seq_kv as i64) as usize)
         .collect()
+}
+
+/// Kernels that a call of a family goes through.
+fn kernels(subgroups: bool) -> Vec<&'static str> {
+    let mut kernels = vec![
+        "top_k_count",
+        "top_k_pick",
+        "top_k_gather",
+        "nsa_weights",
+        "nsa_blocks",
+        "nsa_gate",
+        "block_mean",
+    ];
+    kernels.extend(if subgroups {
+        ["indexer_subgroup", "indexed_attention_subgroup"]
+    } else {
+        ["indexer", "indexed_attention"]
+    });
+    kernels
 }

@@ -1,7 +1,7 @@
 //! The indexer against its definition.
 
 use wgpu_attention::reference::{self, IndexCase};
-use wgpu_attention::{DType, Error, IndexKeys, Indexer, Prefix, Tensor};
+use wgpu_attention::{DType, Error, Gpu, IndexKeys, Indexer, Prefix, Tensor};
 
 use super::{causal, families, gpu, tensor};
 use crate::common::{BOUND, compare, noise};
@@ -10,8 +10,15 @@ fn kernel(subgroups: bool) -> &'static str {
     if subgroups { "indexer_subgroup" } else { "indexer" }
 }
 
-/// `[batch, seq_q, heads, dim, seq_kv]`, on every kernel; what no query sees holds NaN.
-fn check(shape: [usize; 5], dtype: DType, visible: &Prefix, seen: &[usize]) {
+/// `[batch, seq_q, heads, dim, seq_kv]` on one kernel, over NaN; keys that no query sees hold NaN.
+pub(super) fn judged(
+    gpu: &Gpu,
+    subgroups: bool,
+    shape: [usize; 5],
+    dtype: DType,
+    visible: &Prefix,
+    seen: &[usize],
+) -> Result<(), String> {
     let [batch, seq_q, heads, dim, seq_kv] = shape;
     let rounded = |data: Vec<f32>| crate::common::rounded(&data, dtype);
     let q = rounded(noise(1, batch * seq_q * heads * dim));
@@ -28,17 +35,19 @@ fn check(shape: [usize; 5], dtype: DType, visible: &Prefix, seen: &[usize]) {
         tensor(&k, &[batch, seq_kv, dim], dtype),
         tensor(&w, &[batch, seq_q, heads], DType::F32),
     ];
+    let [q, k, w] = &on_device;
+    let scores = tensor(&vec![f32::NAN; want.len()], &[batch, seq_q, seq_kv], DType::F32);
+    let mut encoder = gpu.device().create_command_encoder(&wgpu::CommandEncoderDescriptor::default());
+    let indexer = Indexer::new(visible.clone()).scale(0.25).kernel(kernel(subgroups));
+    indexer.record(gpu, &mut encoder, q, k, w, &scores).unwrap();
+    gpu.submit(encoder).unwrap();
+    let got: Vec<f32> = scores.read(gpu).unwrap();
+    compare("scores", &got, &want, BOUND, 0.0).map_err(|e| format!("{shape:?} {subgroups}: {e}"))
+}
+
+fn check(shape: [usize; 5], dtype: DType, visible: &Prefix, seen: &[usize]) {
     for subgroups in families() {
-        let [q, k, w] = &on_device;
-        let scores = tensor(&vec![f32::NAN; want.len()], &[batch, seq_q, seq_kv], DType::F32);
-        let mut encoder = gpu().device().create_command_encoder(&wgpu::CommandEncoderDescriptor::default());
-        let indexer = Indexer::new(visible.clone()).scale(0.25).kernel(kernel(subgroups));
-        indexer.record(gpu(), &mut encoder, q, k, w, &scores).unwrap();
-        gpu().submit(encoder).unwrap();
-        let got: Vec<f32> = scores.read(gpu()).unwrap();
-        compare("scores", &got, &want, BOUND, 0.0)
-            .map_err(|e| format!("{shape:?} {subgroups}: {e}"))
-            .unwrap();
+        judged(gpu(), subgroups, shape, dtype, visible, seen).unwrap();
     }
 }
 

@@ -2,7 +2,7 @@
 
 use wgpu_attention::reference::{self, AttentionCase, IndexCase, IndexedCase, Rounding};
 use wgpu_attention::{
-    AttentionOutput, AttentionShape, DType, Error, IndexInputs, IndexedAttention, Mask, Prefix,
+    AttentionOutput, AttentionShape, DType, Error, Gpu, IndexInputs, IndexedAttention, Mask, Prefix,
     SparseAttention, Tensor,
 };
 
@@ -15,23 +15,23 @@ fn kernel(subgroups: bool) -> &'static str {
 
 /// A call with its data in main memory.
 #[derive(Clone)]
-struct Call {
+pub(super) struct Call {
     /// `[batch, heads_q, heads_kv, seq_q, seq_kv, dim_k, dim_v]`
     shape: [usize; 7],
     /// `[batch, 1 or heads_kv, seq_q, entries]`
-    indices: Vec<i32>,
-    shared: bool,
-    block: usize,
-    visible: Prefix,
-    seen: Vec<usize>,
+    pub(super) indices: Vec<i32>,
+    pub(super) shared: bool,
+    pub(super) block: usize,
+    pub(super) visible: Prefix,
+    pub(super) seen: Vec<usize>,
     dtype: DType,
-    splits: Option<u32>,
+    pub(super) splits: Option<u32>,
     /// v is a view of k's first columns.
     latent: bool,
 }
 
 impl Call {
-    fn new(shape: [usize; 7], indices: Vec<i32>) -> Self {
+    pub(super) fn new(shape: [usize; 7], indices: Vec<i32>) -> Self {
         let [batch, _, _, seq_q, seq_kv, ..] = shape;
         Self {
             shape,
@@ -46,8 +46,15 @@ impl Call {
         }
     }
 
-    /// Runs on every kernel, over NaN, and compares; keys that no list names hold NaN.
+    /// Runs on every kernel.
     fn check(&self) {
+        for subgroups in families() {
+            self.judged(gpu(), subgroups).unwrap();
+        }
+    }
+
+    /// Runs over NaN and compares; keys that no list names hold NaN.
+    pub(super) fn judged(&self, gpu: &Gpu, subgroups: bool) -> Result<(), String> {
         let [batch, heads_q, heads_kv, seq_q, seq_kv, dim_k, dim_v] = self.shape;
         let heads_list = if self.shared { 1 } else { heads_kv };
         let entries = self.indices.len() / (batch * heads_list * seq_q);
@@ -100,31 +107,28 @@ impl Call {
         } else {
             tensor(&v, &[batch, heads_kv, seq_kv, dim_v], self.dtype)
         };
-        let mut list = Tensor::from_slice(gpu(), &self.indices, [batch, heads_list, seq_q, entries]).unwrap();
+        let mut list = Tensor::from_slice(gpu, &self.indices, [batch, heads_list, seq_q, entries]).unwrap();
         if self.shared {
             list = list.view(0, &[batch, seq_q, entries], &[seq_q * entries, entries, 1]).unwrap();
         }
-        for subgroups in families() {
-            let mut op = IndexedAttention::new(self.visible.clone()).scale(0.2).block(self.block as u32);
-            op = op.kernel(kernel(subgroups));
-            if let Some(splits) = self.splits {
-                op = op.splits(splits);
-            }
-            let rows = batch * heads_q * seq_q;
-            let out = AttentionOutput {
-                o: tensor(&vec![f32::NAN; rows * dim_v], &[batch, heads_q, seq_q, dim_v], DType::F32),
-                lse: Some(tensor(&vec![f32::NAN; rows], &[batch, heads_q, seq_q], DType::F32)),
-            };
-            let mut encoder =
-                gpu().device().create_command_encoder(&wgpu::CommandEncoderDescriptor::default());
-            op.record(gpu(), &mut encoder, &q, &k, &v, &list, &out).unwrap();
-            gpu().submit(encoder).unwrap();
-            let told = |e| format!("{:?} block {} {subgroups}: {e}", self.shape, self.block);
-            let o: Vec<f32> = out.o.read(gpu()).unwrap();
-            compare("o", &o, &want_o, BOUND, 0.0).map_err(told).unwrap();
-            let lse: Vec<f32> = out.lse.unwrap().read(gpu()).unwrap();
-            compare("lse", &lse, &want_lse, BOUND, 0.0).map_err(told).unwrap();
+        let mut op = IndexedAttention::new(self.visible.clone()).scale(0.2).block(self.block as u32);
+        op = op.kernel(kernel(subgroups));
+        if let Some(splits) = self.splits {
+            op = op.splits(splits);
         }
+        let rows = batch * heads_q * seq_q;
+        let out = AttentionOutput {
+            o: tensor(&vec![f32::NAN; rows * dim_v], &[batch, heads_q, seq_q, dim_v], DType::F32),
+            lse: Some(tensor(&vec![f32::NAN; rows], &[batch, heads_q, seq_q], DType::F32)),
+        };
+        let mut encoder = gpu.device().create_command_encoder(&wgpu::CommandEncoderDescriptor::default());
+        op.record(gpu, &mut encoder, &q, &k, &v, &list, &out).unwrap();
+        gpu.submit(encoder).unwrap();
+        let told = |e| format!("{:?} block {} {subgroups}: {e}", self.shape, self.block);
+        let o: Vec<f32> = out.o.read(gpu).unwrap();
+        compare("o", &o, &want_o, BOUND, 0.0).map_err(told)?;
+        let lse: Vec<f32> = out.lse.unwrap().read(gpu).unwrap();
+        compare("lse", &lse, &want_lse, BOUND, 0.0).map_err(told)
     }
 }
 

@@ -1,35 +1,44 @@
 //! Top-k against a sort.
 
-use wgpu_attention::{DType, Error, Prefix, Tensor, TopK, TopKOutput, reference};
+use wgpu_attention::{DType, Error, Gpu, Prefix, Tensor, TopK, TopKOutput, reference};
 
 use super::{causal, gpu, tensor};
 use crate::common::noise;
 
 /// Chooses on the device, written over rubbish, and compares with the definition; bits, so that NaN survives.
-fn check(bits: &[u32], [batch, seq_q, seq_kv]: [usize; 3], k: usize, visible: Prefix, seen: &[usize]) {
+pub(super) fn judged(
+    gpu: &Gpu,
+    bits: &[u32],
+    [batch, seq_q, seq_kv]: [usize; 3],
+    k: usize,
+    visible: Prefix,
+    seen: &[usize],
+) -> Result<(), String> {
     let scores: Vec<f32> = bits.iter().map(|&b| f32::from_bits(b)).collect();
-    let on_device = Tensor::from_slice(gpu(), &scores, [batch, seq_q, seq_kv]).unwrap();
+    let on_device = Tensor::from_slice(gpu, &scores, [batch, seq_q, seq_kv]).unwrap();
     let out = TopKOutput {
-        indices: Tensor::from_slice(gpu(), &vec![-7; batch * seq_q * k], [batch, seq_q, k]).unwrap(),
-        counts: Tensor::from_slice(gpu(), &vec![77_u32; batch * seq_q], [batch, seq_q]).unwrap(),
+        indices: Tensor::from_slice(gpu, &vec![-7; batch * seq_q * k], [batch, seq_q, k]).unwrap(),
+        counts: Tensor::from_slice(gpu, &vec![77_u32; batch * seq_q], [batch, seq_q]).unwrap(),
     };
-    let mut encoder = gpu().device().create_command_encoder(&wgpu::CommandEncoderDescriptor::default());
-    TopK::new(k).visible(visible).record(gpu(), &mut encoder, &on_device, &out).unwrap();
-    gpu().submit(encoder).unwrap();
+    let mut encoder = gpu.device().create_command_encoder(&wgpu::CommandEncoderDescriptor::default());
+    TopK::new(k).visible(visible).record(gpu, &mut encoder, &on_device, &out).unwrap();
+    gpu.submit(encoder).unwrap();
     let want = reference::top_k(&scores, seq_kv, k, seen);
-    let got: Vec<i32> = out.indices.read(gpu()).unwrap();
-    let wrong = got.iter().zip(&want).position(|(g, w)| g != w);
-    assert_eq!(
-        wrong.map(|at| (at, got[at], want[at])),
-        None,
-        "{batch} x {seq_q} x {seq_kv}, k = {k}: first wrong place, index, wanted"
-    );
-    let counts: Vec<u32> = out.counts.read(gpu()).unwrap();
+    let got: Vec<i32> = out.indices.read(gpu).unwrap();
+    if let Some(at) = got.iter().zip(&want).position(|(g, w)| g != w) {
+        let sizes = format!("{batch} x {seq_q} x {seq_kv}, k = {k}");
+        return Err(format!("{sizes}: index {at} is {}, not {}", got[at], want[at]));
+    }
+    let counts: Vec<u32> = out.counts.read(gpu).unwrap();
     let wanted: Vec<u32> = seen.iter().map(|&n| n.min(k) as u32).collect();
-    assert_eq!(counts, wanted);
+    if counts == wanted { Ok(()) } else { Err(format!("counts {counts:?}, not {wanted:?}")) }
 }
 
-fn bits(scores: &[f32]) -> Vec<u32> {
+fn check(bits: &[u32], shape: [usize; 3], k: usize, visible: Prefix, seen: &[usize]) {
+    judged(gpu(), bits, shape, k, visible, seen).unwrap();
+}
+
+pub(super) fn bits(scores: &[f32]) -> Vec<u32> {
     scores.iter().map(|x| x.to_bits()).collect()
 }
 
