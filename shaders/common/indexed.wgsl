@@ -68,8 +68,8 @@ fn key_of(at: Place, slot: u32) -> u32 {
         let place = inside / params.block;
         let entry = list[at.list + place];
         let before = list[at.list + max(place, 1u) - 1u];
-        exists = exists && entry >= 0 && (place == 0u || entry != before)
-            && u32(entry) <= params.seq_kv / params.block;
+        // negative entries are large ones here; the product must not wrap
+        exists = exists && (place == 0u || entry != before) && u32(entry) <= params.seq_kv / params.block;
         key = select(0u, u32(entry) * params.block + inside % params.block, exists);
     }
     exists = exists && key < at.seen && key >= params.key_first && key < params.key_end;

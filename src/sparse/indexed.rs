@@ -11,6 +11,7 @@ use crate::gpu::{Binding, DType, Gpu, Step, Tensor};
 use crate::kernels::attention::Operand;
 use crate::kernels::indexed_attention::{self as kernel, Params, Problem, Tuning};
 use crate::kernels::merge_partials;
+use crate::mask::MAX_POSITION;
 use crate::{Error, Result};
 
 /// Softmax attention in which each query sees the keys of its list and nothing else is read.
@@ -175,11 +176,11 @@ impl IndexedAttention {
         out: &'a AttentionOutput,
     ) -> Result<Launch<'a>> {
         let ([batch, heads_q, seq_q, dim_k], [heads_kv, seq_kv, dim_v]) = sizes(q, k, v)?;
-        if self.block == 0 || self.block as usize > seq_kv.max(1) {
+        if self.block == 0 || self.block > MAX_POSITION {
             return Err(Error::OutOfRange {
                 field: "block",
                 value: self.block.to_string(),
-                bound: format!("between 1 and seq_kv = {seq_kv}"),
+                bound: format!("between 1 and {MAX_POSITION}"),
                 remedy: "give the number of keys to an entry",
             });
         }

@@ -83,10 +83,10 @@ fn faults() -> Vec<(&'static str, &'static str, &'static str, Judge)> {
         ),
         ("only the last heads count", "sum += scores[out + key];", "", score([1, 1, 70, 128, 40])),
         (
-            "holes are attended to",
-            "exists && entry >= 0 &&",
-            "exists &&",
-            attend(list(vec![3, -1, 1, -1000])),
+            "places of entries wrap around",
+            "u32(entry) <= params.seq_kv / params.block",
+            "true",
+            attend(Call { block: 4, ..list(vec![3, 1 << 30, 1]) }),
         ),
         (
             "keys past the valid length are attended to",
@@ -118,7 +118,7 @@ fn faults() -> Vec<(&'static str, &'static str, &'static str, Judge)> {
             "u32(entry) * params.block",
             attend(Call { block: 4, ..list(vec![1, 0, 7]) }),
         ),
-        ("overlap is not counted", "weight * f32(times)", "weight", select([8, 4, 16, 4, 7])),
+        ("overlap is not counted", "weight * f32(times)", "weight", select([8, 2, 8, 4, 7])),
         ("the first block is not kept", "j == 0 || ", "", select([8, 8, 8, 3, 9])),
         ("the current block is not kept", "j == current || ", "", select([8, 8, 8, 3, 9])),
         ("gates are swapped", "gates[gate + 1u]", "gates[gate]", select([8, 8, 8, 3, 9])),
@@ -127,6 +127,7 @@ fn faults() -> Vec<(&'static str, &'static str, &'static str, Judge)> {
 
 #[test]
 fn every_fault_is_caught() {
+    let mut missed = Vec::new();
     for family in families() {
         for (fault, from, to, judge) in faults() {
             judge(gpu(), family).unwrap_or_else(|why| panic!("wrong without a fault ({fault}): {why}"));
@@ -135,10 +136,13 @@ fn every_fault_is_caught() {
                 .into_iter()
                 .any(|kernel| wgpu_attention::shaders::occurrences(kernel, from).unwrap() == 1);
             if held {
-                assert!(judge(&edited, family).is_err(), "not caught, with subgroups: {family}: {fault}");
+                if judge(&edited, family).is_ok() {
+                    missed.push(format!("{fault} (subgroups: {family})"));
+                }
             }
         }
     }
+    assert!(missed.is_empty(), "not caught: {}", missed.join("; "));
 }
 
 /// An edit that no longer matches any text would plant nothing.

@@ -17,17 +17,17 @@ fn kernel(subgroups: bool) -> &'static str {
 #[derive(Clone)]
 pub(super) struct Call {
     /// `[batch, heads_q, heads_kv, seq_q, seq_kv, dim_k, dim_v]`
-    shape: [usize; 7],
+    pub(super) shape: [usize; 7],
     /// `[batch, 1 or heads_kv, seq_q, entries]`
     pub(super) indices: Vec<i32>,
     pub(super) shared: bool,
     pub(super) block: usize,
     pub(super) visible: Prefix,
     pub(super) seen: Vec<usize>,
-    dtype: DType,
+    pub(super) dtype: DType,
     pub(super) splits: Option<u32>,
     /// v is a view of k's first columns.
-    latent: bool,
+    pub(super) latent: bool,
 }
 
 impl Call {
@@ -341,7 +341,7 @@ fn refusals_name_the_field() {
     let rows = Tensor::from_slice(gpu(), &[0_i32, 1], [1, 2, 1]).unwrap();
     assert!(matches!(op().run(gpu(), &q, &k, &k, &rows), Err(Error::Shape { field: "indices", .. })));
     assert!(matches!(
-        op().block(11).run(gpu(), &q, &k, &k, &list),
+        op().block(0).run(gpu(), &q, &k, &k, &list),
         Err(Error::OutOfRange { field: "block", .. })
     ));
     assert!(matches!(
