@@ -93,7 +93,7 @@ fn subgroup(problem: &Problem, limits: &Limits) -> Result<Tuning> {
     // a row keeps its share of q and its sums in registers; processors spill to their first cache cheaply
     let narrow = limits.software && lanes <= 4;
     let (budget, keys) = match (limits.software, narrow) {
-        (true, false) => (768, 8),
+        (true, false) => (768, 4),
         (true, true) => (128, 2),
         (false, _) => (96, if lanes >= 64 { 2 } else { 4 }),
     };
