@@ -19,7 +19,7 @@ pub(crate) struct Operand {
 
 impl Operand {
     /// File of `shaders/common/` that loads it.
-    fn loader(self, limits: &Limits) -> &'static str {
+    pub(crate) fn loader(self, limits: &Limits) -> &'static str {
         match (self.dtype, self.quads) {
             // processors that pretend to be GPUs are slower at native half floats
             (DType::F16, true) if limits.f16 && !limits.software => "load_f16_native",
@@ -39,6 +39,18 @@ impl Operand {
             (DType::Bf16, _) => "store_bf16",
             (_, true) => "store_f32",
             (_, false) => "store_f32_element",
+        }
+    }
+}
+
+impl Operand {
+    /// File of `shaders/common/` that stores it from kernels that write whole words: 16-bit rows need only
+    /// start on one.
+    pub(crate) fn pair_storer(self) -> &'static str {
+        match (self.dtype, self.quads) {
+            (DType::F16, false) => "store_f16_pair",
+            (DType::Bf16, false) => "store_bf16_pair",
+            _ => self.storer(),
         }
     }
 }

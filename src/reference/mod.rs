@@ -5,6 +5,10 @@
 
 mod attention;
 mod merge;
+mod mla;
+mod rope;
 
 pub use attention::{AttentionCase, Rounding, attention};
 pub use merge::merge;
+pub use mla::{MlaCase, mla};
+pub use rope::rope;
