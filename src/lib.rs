@@ -12,9 +12,11 @@ mod limits;
 mod mask;
 #[doc(hidden)]
 pub mod measure;
+mod mla;
 pub mod model;
 mod plan;
 pub mod reference;
+mod rope;
 #[doc(hidden)]
 pub mod shaders;
 mod sparse;
@@ -26,7 +28,9 @@ pub use error::{Error, Result};
 pub use gpu::{AdapterSummary, Backend, DType, Element, Gpu, GpuBuilder, Tensor, adapters};
 pub use limits::{LOOP_ITERATIONS, Limits, SUBGROUP_SIZES};
 pub use mask::{MAX_POSITION, Mask, Positions};
+pub use mla::{Mla, MlaOutput, MlaPath, MlaPlan, MlaShape, MlaTensors};
 pub use plan::AttentionPlan;
+pub use rope::{Angles, Rotary, RotaryTable};
 pub use sparse::{
     IndexInputs, IndexKeys, IndexedAttention, Indexer, NativeSparseAttention, NsaInputs, NsaOutput, Prefix,
     SparseAttention, SparseOutput, TopK, TopKOutput, compress_blocks,

@@ -126,7 +126,7 @@ impl Attention {
     }
 }
 
-fn check_output(field: &'static str, t: &Tensor, shape: &[usize]) -> Result<()> {
+pub(crate) fn check_output(field: &'static str, t: &Tensor, shape: &[usize]) -> Result<()> {
     if t.shape() != shape {
         return Err(Error::Shape {
             field,

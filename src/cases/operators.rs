@@ -1,6 +1,7 @@
 //! The operators that a case can name, one file a family.
 
 mod attention;
+mod latent;
 mod sparse;
 
 use std::collections::BTreeMap;
@@ -25,7 +26,7 @@ pub(super) struct Operator {
 
 /// One line an operator.
 pub(super) const OPERATORS: &[Operator] =
-    &[attention::ATTENTION, sparse::INDEXED_ATTENTION, sparse::NSA, sparse::TOP_K];
+    &[attention::ATTENTION, latent::MLA, latent::ROPE, sparse::INDEXED_ATTENTION, sparse::NSA, sparse::TOP_K];
 
 pub(super) fn named(name: &str) -> Option<&'static Operator> {
     OPERATORS.iter().find(|o| o.name == name)

@@ -64,8 +64,8 @@ pub(crate) struct Tuning {
 
 /// The first kernel that fits, or the one asked for.
 pub(crate) fn tune(problem: &Problem, limits: &Limits, forced: Option<&str>) -> Result<Tuning> {
-    let mut declined = Vec::new();
     type Tune = fn(&Problem, &Limits) -> Result<Tuning>;
+    let mut declined = Vec::new();
     for (name, tune) in [(SUBGROUP, subgroup as Tune), (NAME, tiled as Tune)] {
         if forced.is_some_and(|f| f != name) {
             declined.push(format!("{name}: another kernel was asked for"));

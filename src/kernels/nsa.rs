@@ -43,7 +43,7 @@ pub(crate) struct Blocks {
     pub(crate) query_base: u32,
     pub(crate) q_start: i32,
     pub(crate) compressed: u32,
-    pub(crate) blocks: u32,
+    pub(crate) candidates: u32,
     pub(crate) block: u32,
     pub(crate) across: u32,
     pub(crate) overlap: u32,

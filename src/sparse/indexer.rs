@@ -308,7 +308,6 @@ impl Launch<'_> {
             scale: self.scale,
             bounds: tuning.bounds,
             seen: resolved.seen,
-            ..Params::default()
         };
         let flops = (2 * self.heads * self.dim * block) as u64;
         Ok(Step {

@@ -403,7 +403,7 @@ impl NativeSparseAttention {
                 query_base: first as u32,
                 q_start: seen.q_start,
                 compressed: compressed as u32,
-                blocks: n_blocks as u32,
+                candidates: n_blocks as u32,
                 block: self.block,
                 across: self.block / self.stride,
                 overlap: self.length / self.stride,

@@ -6,7 +6,7 @@ use crate::attention::AttentionOutput;
 use crate::gpu::{Copy, DType, Gpu, Step, Tensor};
 use crate::{Error, Result};
 
-/// DeepSeek sparse attention: each query attends to the `k` keys that its indexer scores highest.
+/// `DeepSeek` sparse attention: each query attends to the `k` keys that its indexer scores highest.
 ///
 /// One sequence of dispatches without reading back. Scores exist only for a slab of queries at a time. Where at
 /// most `k` keys are visible the result is that of dense attention over them.
