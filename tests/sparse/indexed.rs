@@ -159,7 +159,13 @@ fn shapes_splits_and_storage() {
         }
         let each = lists(batch * heads_kv * seq_q, entries, seq_kv);
         Call { shared: false, indices: each, ..call.clone() }.check();
-        for dtype in [DType::F16, DType::Bf16] {
+        // each storage type compiles anew: three shapes are enough
+        let dtypes = match shape[5] {
+            5 | 64 => &[DType::F16, DType::Bf16][..],
+            576 => &[DType::F16],
+            _ => &[],
+        };
+        for &dtype in dtypes {
             Call { dtype, ..call.clone() }.check();
         }
     }
