@@ -74,7 +74,7 @@ impl Call {
         for (flat, &entry) in per_head.iter().enumerate() {
             let head = flat / entries / seq_q;
             let seen = self.seen[head / heads_kv * seq_q + flat / entries % seq_q];
-            for j in (0..self.block).map(|j| entry as i64 * self.block as i64 + j as i64) {
+            for j in (0..self.block).map(|j| i64::from(entry) * self.block as i64 + j as i64) {
                 if entry >= 0 && (j as usize) < seen {
                     named[head * seq_kv + j as usize] = true;
                 }
