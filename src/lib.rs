@@ -19,6 +19,7 @@ pub mod reference;
 mod rope;
 #[doc(hidden)]
 pub mod shaders;
+mod sparse;
 
 pub use attention::{
     Attention, AttentionOutput, AttentionShape, MAX_DIM, Partial, merge_partials, record_merge,
@@ -30,6 +31,10 @@ pub use mask::{MAX_POSITION, Mask, Positions};
 pub use mla::{Mla, MlaOutput, MlaPath, MlaPlan, MlaShape, MlaTensors};
 pub use plan::AttentionPlan;
 pub use rope::{Angles, Rotary, RotaryTable};
+pub use sparse::{
+    IndexInputs, IndexKeys, IndexedAttention, Indexer, NativeSparseAttention, NsaInputs, NsaOutput, Prefix,
+    SparseAttention, SparseOutput, TopK, TopKOutput, compress_blocks,
+};
 
 /// The README's code compiles.
 #[cfg(doctest)]

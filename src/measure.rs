@@ -2,6 +2,7 @@
 
 mod attention;
 mod latent;
+mod sparse;
 mod workload;
 
 pub use crate::gpu::{Clock, Timing};

@@ -2,6 +2,7 @@
 
 mod attention;
 mod latent;
+mod sparse;
 
 use std::collections::BTreeMap;
 
@@ -24,7 +25,8 @@ pub(super) struct Operator {
 }
 
 /// One line an operator.
-pub(super) const OPERATORS: &[Operator] = &[attention::ATTENTION, latent::MLA, latent::ROPE];
+pub(super) const OPERATORS: &[Operator] =
+    &[attention::ATTENTION, latent::MLA, latent::ROPE, sparse::INDEXED_ATTENTION, sparse::NSA, sparse::TOP_K];
 
 pub(super) fn named(name: &str) -> Option<&'static Operator> {
     OPERATORS.iter().find(|o| o.name == name)

@@ -7,8 +7,10 @@ mod attention;
 mod merge;
 mod mla;
 mod rope;
+mod sparse;
 
 pub use attention::{AttentionCase, Rounding, attention};
 pub use merge::merge;
 pub use mla::{MlaCase, mla};
 pub use rope::rope;
+pub use sparse::{IndexCase, IndexedCase, NsaCase, NsaResult, index_scores, indexed_attention, nsa, top_k};
