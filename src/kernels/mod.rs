@@ -3,6 +3,7 @@
 pub(crate) mod attention;
 mod attention_subgroup;
 mod attention_tiled;
+pub(crate) mod cache_append;
 pub(crate) mod ceiling;
 pub(crate) mod merge_partials;
 pub(crate) mod pack_words;
@@ -46,6 +47,8 @@ pub(crate) const REGISTRY: &[Registered] = &[
     Registered { name: AttentionTiled::NAME, operator: "attention", family: 'W' },
     Registered { name: merge_partials::NAME, operator: "merge", family: 'W' },
     Registered { name: pack_words::NAME, operator: "attention", family: 'W' },
+    Registered { name: cache_append::APPEND, operator: "cache", family: 'W' },
+    Registered { name: cache_append::QUANTISE, operator: "cache", family: 'W' },
     Registered { name: ceiling::COPY, operator: "ceiling", family: 'W' },
     Registered { name: ceiling::READ, operator: "ceiling", family: 'W' },
     Registered { name: ceiling::MULTIPLY_ADD, operator: "ceiling", family: 'W' },

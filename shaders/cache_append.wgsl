@@ -1,0 +1,33 @@
+// cache_append: new rows of a ragged batch to where a cache keeps their positions, as floats.
+//
+// An invocation moves four columns of one head of one token.
+// Reference: the rows themselves, rounded to the storage type.   Spec: cache-and-systems.md, 4.
+
+// begin constants: valid as they stand; the dispatcher sets each by name
+const LANES: u32 = 64u;
+const RING: bool = false;
+const PAGED: bool = false;
+// end constants
+
+//!include "common/cache_append.wgsl"
+//!include "common/cache_slot.wgsl"
+//!include "common/load_f32.wgsl" as source
+//!include "common/store_f32.wgsl" as o
+
+@group(0) @binding(0) var<storage, read> params: Params;
+@group(0) @binding(1) var<storage, read> source: array<source_item>; // [sequences, heads, tokens, width]
+@group(0) @binding(2) var<storage, read> table: array<u32>;          // positions of token 0, tokens, pages
+@group(0) @binding(3) var<storage, read_write> o: array<o_item>;     // [sequences, slots, heads, width]
+
+@compute @workgroup_size(LANES)
+fn main(@builtin(global_invocation_id) id: vec3<u32>) {
+    let token = params.first_token + id.y;
+    let b = params.first_sequence + id.z;
+    if id.x < params.token_items && token < table[params.counts_at + b] {
+        let head = id.x / params.row_items;
+        let column = id.x % params.row_items * 4u;
+        let n = min(4u, params.width - column);
+        let value = source_load4(source_offset(b, head, token) + column, n);
+        o_store4((target_row(b, token) + head) * params.width + column, n, value);
+    }
+}
