@@ -42,10 +42,8 @@ struct Layer {
 struct Sequence {
     /// Tokens seen.
     seen: u64,
-    /// Tokens ever written since the sequence began: rings have lost what lies further back.
-    high: u64,
-    /// Where the rows of rings begin that a snapshot brought, by layer and store.
-    floors: BTreeMap<(usize, usize), u64>,
+    /// First position that each ring holds, by layer and store; 0 where there is no entry.
+    firsts: BTreeMap<(usize, usize), u64>,
     /// States kept to go back to, oldest first.
     checkpoints: Vec<Checkpoint>,
 }
@@ -221,6 +219,24 @@ impl Cache {
 
     fn table(&self, sequence: usize) -> &[u32] {
         self.pages.as_ref().map_or(&[], |pages| &pages.tables[sequence])
+    }
+}
+
+impl Sequence {
+    fn first(&self, layer: usize, store: usize) -> u64 {
+        self.firsts.get(&(layer, store)).copied().unwrap_or(0)
+    }
+
+    /// Rings have lost what the writing of positions up to `end` took the place of.
+    fn wrote(&mut self, layers: &[Layer], end: u64) {
+        for (at, layer) in layers.iter().enumerate() {
+            for (which, store) in layer.stores.iter().enumerate() {
+                if store.place == Place::Ring {
+                    let first = self.firsts.entry((at, which)).or_insert(0);
+                    *first = end.saturating_sub(store.slots).max(*first);
+                }
+            }
+        }
     }
 }
 

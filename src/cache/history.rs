@@ -76,6 +76,7 @@ impl Cache {
         let s = &mut self.sequences[sequence];
         s.seen = to;
         s.checkpoints.retain(|c| c.position <= to);
+        s.firsts.values_mut().for_each(|first| *first = (*first).min(to));
         if to == 0 {
             *s = Sequence::default();
         }
@@ -135,8 +136,7 @@ impl Cache {
         self.layers.iter().enumerate().find_map(|(at, layer)| {
             let lost = |(which, store): (usize, &super::Store)| {
                 let needed = store.needed(to);
-                let floor = s.floors.get(&(at, which)).copied().unwrap_or(0);
-                !needed.is_empty() && store.present(to, s.high, floor).start > needed.start
+                !needed.is_empty() && store.present(to, s.first(at, which)).start > needed.start
             };
             if layer.stores.iter().enumerate().any(lost) {
                 return Some((at, "has overwritten the keys that the window there needs"));

@@ -1,13 +1,16 @@
 //! One sequence outside the cache: on the device, as bytes, in a file.
 
+use std::collections::BTreeMap;
 use std::ops::Range;
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
-use super::store::Store;
+use super::store::{Place, Store};
 use super::{Cache, Sequence};
 use crate::gpu::Gpu;
+use crate::model::RowKind;
+use crate::reference::quantised;
 use crate::{Error, Result};
 
 const MAGIC: &[u8; 8] = b"WGPUATTN";
@@ -101,11 +104,9 @@ impl Cache {
             pages.commit(change);
         }
         self.pages = pages;
-        let floors = self.put(sequence, snapshot, |_| true);
-        match floors {
-            Ok(floors) => {
-                let checkpoints = Vec::new();
-                self.sequences[sequence] = Sequence { seen: position, high: position, floors, checkpoints };
+        match self.put(sequence, snapshot, |_| true) {
+            Ok(firsts) => {
+                self.sequences[sequence] = Sequence { seen: position, firsts, checkpoints: Vec::new() };
                 Ok(())
             }
             Err(error) => {
@@ -116,6 +117,31 @@ impl Cache {
                 Err(error)
             }
         }
+    }
+
+    /// Reads rows of one kind back, decoded: the positions (or block rows) that the cache holds for a sequence,
+    /// and their values, `[positions, heads, width]`.
+    ///
+    /// # Errors
+    /// A pending step, no such sequence, layer or kind, or a storage that has no decoder.
+    pub fn read_rows(&self, sequence: usize, layer: u32, kind: RowKind) -> Result<(Range<u64>, Vec<f32>)> {
+        self.idle()?;
+        let s = self.sequence(sequence)?;
+        let (at, store) = self.store(layer, kind)?;
+        let which = self.layers[at].stores.iter().position(|store| store.kind == kind).unwrap_or(0);
+        let rows = store.present(s.seen, s.first(at, which));
+        let count = rows.end - rows.start;
+        let Some(from) = store.buffer.as_ref().filter(|_| count > 0) else { return Ok((rows, Vec::new())) };
+        let to = self.gpu.exact_buffer("read rows", store.bytes_of(count))?;
+        let places = places(store, sequence, &rows, &rows, self.table(sequence));
+        self.copy(places.into_iter().map(|(range, held)| {
+            (from.clone(), range.start, to.clone(), held, range.end - range.start)
+        }))?;
+        let bytes = self.gpu.block_on(self.gpu.download(&to, 0, store.bytes_of(count) as usize))?;
+        let (values, scales) = bytes.split_at((count * store.format.token_values()) as usize);
+        let width = store.format.width as usize;
+        let values = quantised::decode(store.format.storage, width, values, scales)?;
+        Ok((rows, values))
     }
 
     fn check_fits(&self, snapshot: &Snapshot) -> Result<()> {
@@ -171,8 +197,8 @@ impl Cache {
         sequence: usize,
         snapshot: &Snapshot,
         pick: impl Fn(&Store) -> bool,
-    ) -> Result<std::collections::BTreeMap<(usize, usize), u64>> {
-        let mut floors = std::collections::BTreeMap::new();
+    ) -> Result<BTreeMap<(usize, usize), u64>> {
+        let mut firsts = BTreeMap::new();
         let mut copies = Vec::new();
         let mut parts = snapshot.head.parts.iter().zip(&snapshot.buffers);
         for (at, layer) in self.layers.iter().enumerate() {
@@ -182,7 +208,9 @@ impl Cache {
                 // a smaller ring takes the last rows
                 let start = part.rows.start.max(part.rows.end.saturating_sub(store.slots));
                 let rows = start..part.rows.end;
-                floors.insert((at, which), start);
+                if store.place == Place::Ring {
+                    firsts.insert((at, which), start);
+                }
                 for (range, held) in places(store, sequence, &rows, &part.rows, self.table(sequence)) {
                     copies.push((from.clone(), held, to.clone(), range.start, range.end - range.start));
                 }
@@ -194,7 +222,7 @@ impl Cache {
             }
         }
         self.copy(copies.into_iter())?;
-        Ok(floors)
+        Ok(firsts)
     }
 }
 
@@ -204,8 +232,7 @@ impl Snapshot {
         let (mut parts, mut buffers, mut copies) = (Vec::new(), Vec::new(), Vec::new());
         for (at, layer) in cache.layers.iter().enumerate() {
             for (which, store) in layer.stores.iter().enumerate() {
-                let floor = s.floors.get(&(at, which)).copied().unwrap_or(0);
-                let rows = store.present(s.seen, s.high, floor);
+                let rows = store.present(s.seen, s.first(at, which));
                 let bytes = if pick(store) { store.bytes_of(rows.end - rows.start) } else { 0 };
                 let to = cache.gpu.exact_buffer("snapshot", bytes)?;
                 if let Some(from) = store.buffer.as_ref().filter(|_| bytes > 0) {

@@ -45,10 +45,8 @@ impl Cache {
         self.check_counts(&counts)?;
         let seen: Vec<u64> = self.sequences.iter().map(|s| s.seen).collect();
         let change = self.pages.as_ref().map(|pages| pages.prepare(&seen, &counts)).transpose()?;
-        let pages_batch = self.pages.as_ref().map_or(0, |pages| {
-            let tables = change.iter().flat_map(|change| &change.tables);
-            tables.map(Vec::len).max().unwrap_or(0).max(1).next_power_of_two() * usize::from(pages.page > 0)
-        });
+        let tables = change.iter().flat_map(|change| &change.tables);
+        let pages_batch = tables.map(Vec::len).max().unwrap_or(0);
         let mut words: Vec<u32> = seen.iter().map(|&n| n as u32).collect();
         words.extend(counts.iter().map(|&n| n as u32));
         // sequences that pause see no key
@@ -295,7 +293,7 @@ impl Cache {
         }
         for (s, n) in self.sequences.iter_mut().zip(&pending.counts) {
             s.seen += n;
-            s.high = s.high.max(s.seen);
+            s.wrote(&self.layers, s.seen);
         }
         if let (Some(pages), Some(change)) = (&mut self.pages, pending.change) {
             pages.commit(change);
@@ -348,7 +346,7 @@ impl Cache {
         let Some(pending) = self.pending.take() else { return };
         // what was written lies beyond every sequence's end, but rings have lost the rows under it
         for (s, n) in self.sequences.iter_mut().zip(&pending.counts) {
-            s.high = s.high.max(s.seen + n);
+            s.wrote(&self.layers, s.seen + n);
         }
         if let (Some(pages), Some(change)) = (&mut self.pages, &pending.change) {
             pages.abandon(change);

@@ -139,11 +139,11 @@ impl Store {
         }
     }
 
-    /// Rows that lie here for a sequence of `n` tokens of which `high` were ever written, those before `floor` not.
-    pub(crate) fn present(&self, n: u64, high: u64, floor: u64) -> Range<u64> {
+    /// Rows that lie here for a sequence of `n` tokens, if a ring's begin at `first`.
+    pub(crate) fn present(&self, n: u64, first: u64) -> Range<u64> {
         match self.held {
             Held::All => 0..n,
-            Held::Window { .. } => high.saturating_sub(self.slots).max(floor).min(n)..n,
+            Held::Window { .. } => first.min(n)..n,
             Held::Blocks { .. } => 0..self.held.rows(n),
         }
     }

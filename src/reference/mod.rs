@@ -5,6 +5,7 @@
 
 mod attention;
 mod merge;
+pub mod quantised;
 
 pub use attention::{AttentionCase, Rounding, attention};
 pub use merge::merge;
