@@ -9,12 +9,12 @@ pub(crate) use cached::{CachedRows, QueryPositions};
 pub use merge::{Partial, merge_partials, record_merge};
 
 use crate::gpu::{DType, Gpu, Tensor};
-use cached::Kv;
 use crate::kernels::attention::{Cached, Operand, Problem};
 use crate::limits::Limits;
 use crate::mask::Mask;
 use crate::plan::AttentionPlan;
 use crate::{Error, Result};
+use cached::Kv;
 
 /// Widest key or value that the kernels take: the latent form of MLA.
 pub const MAX_DIM: usize = 576;

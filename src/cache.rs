@@ -158,7 +158,11 @@ impl Cache {
     pub fn rows(&self, layer: u32, kind: RowKind) -> Result<Tensor> {
         let (_, store) = self.store(layer, kind)?;
         store.tensor().unwrap_or_else(|| {
-            Err(Error::DType { field: "rows", dtype: store.format.storage.name(), allowed: "f32, f16 or bf16" })
+            Err(Error::DType {
+                field: "rows",
+                dtype: store.format.storage.name(),
+                allowed: "f32, f16 or bf16",
+            })
         })
     }
 

@@ -180,7 +180,9 @@ impl CachedKv {
                 return Err(Error::OutOfRange {
                     field: "window",
                     value: seen.map_or_else(|| "absent".into(), |seen| seen.to_string()),
-                    bound: format!("causal, without sink tokens and at most the {held} keys that the layer's ring holds"),
+                    bound: format!(
+                        "causal, without sink tokens and at most the {held} keys that the layer's ring holds"
+                    ),
                     remedy: "attend with the window or chunk that the cache was described with",
                 });
             }

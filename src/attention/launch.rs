@@ -103,11 +103,7 @@ impl Attention {
         Ok((copies, steps))
     }
 
-    fn check_shared(
-        &self,
-        inputs: &[(&'static str, &wgpu::Buffer); 3],
-        out: &AttentionOutput,
-    ) -> Result<()> {
+    fn check_shared(&self, inputs: &[(&'static str, &wgpu::Buffer); 3], out: &AttentionOutput) -> Result<()> {
         let bias = self.bias.as_ref().map(|b| ("bias", b.buffer()));
         for (other, input) in inputs.iter().copied().chain(bias) {
             for (field, output) in [("o", Some(&out.o)), ("lse", out.lse.as_ref())] {

@@ -67,7 +67,8 @@ impl CacheBuilder {
     }
 
     fn extent(&self) -> Result<Extent> {
-        let refused = |field, value: String, bound: String, remedy| Error::OutOfRange { field, value, bound, remedy };
+        let refused =
+            |field, value: String, bound: String, remedy| Error::OutOfRange { field, value, bound, remedy };
         if self.sequences == 0 || self.sequences > 1 << 20 {
             let value = self.sequences.to_string();
             return Err(refused("sequences", value, "between 1 and 1048576".into(), "split the batch"));
@@ -80,7 +81,12 @@ impl CacheBuilder {
             && (pages == 0 || pages > 1 << 24)
         {
             let bound = "between 1 and 16777216".into();
-            return Err(refused("pages", pages.to_string(), bound, "give the pages that memory has room for"));
+            return Err(refused(
+                "pages",
+                pages.to_string(),
+                bound,
+                "give the pages that memory has room for",
+            ));
         }
         Ok(Extent { sequences: self.sequences as u64, tokens: self.tokens, paged: self.paged })
     }
@@ -92,8 +98,16 @@ impl CacheBuilder {
             Ok(Layer {
                 index: layer.index,
                 design: layer.design,
-                stores: layer.rows.iter().map(|rows| Store::plan(layer, rows, &extent)).collect::<Result<_>>()?,
-                states: layer.states.iter().map(|state| StateStore::plan(layer, state)).collect::<Result<_>>()?,
+                stores: layer
+                    .rows
+                    .iter()
+                    .map(|rows| Store::plan(layer, rows, &extent))
+                    .collect::<Result<_>>()?,
+                states: layer
+                    .states
+                    .iter()
+                    .map(|state| StateStore::plan(layer, state))
+                    .collect::<Result<_>>()?,
                 shares_cache_of: layer.shares_cache_of,
             })
         };

@@ -154,7 +154,8 @@ impl Cache {
                 Some((kept.clone(), 0, state.buffer.clone()?, sequence as u64 * state.each, state.each))
             }));
         }
-        let mut encoder = self.gpu.device().create_command_encoder(&wgpu::CommandEncoderDescriptor::default());
+        let mut encoder =
+            self.gpu.device().create_command_encoder(&wgpu::CommandEncoderDescriptor::default());
         self.gpu.scoped("reset", || {
             for state in self.states() {
                 if let Some(buffer) = &state.buffer {
@@ -198,7 +199,8 @@ impl Cache {
         &self,
         ranges: impl Iterator<Item = (wgpu::Buffer, u64, wgpu::Buffer, u64, u64)>,
     ) -> Result<()> {
-        let mut encoder = self.gpu.device().create_command_encoder(&wgpu::CommandEncoderDescriptor::default());
+        let mut encoder =
+            self.gpu.device().create_command_encoder(&wgpu::CommandEncoderDescriptor::default());
         self.gpu.scoped("cache copy", || {
             for (from, at, to, to_at, bytes) in ranges.filter(|range| range.4 > 0) {
                 encoder.copy_buffer_to_buffer(&from, at, &to, to_at, bytes);

@@ -130,18 +130,33 @@ impl Cache {
         let (at, store) = self.store(layer, kind)?;
         let which = self.layers[at].stores.iter().position(|store| store.kind == kind).unwrap_or(0);
         let rows = store.present(s.seen, s.first(at, which));
+        let values = self.decoded(sequence, store, &rows, self.table(sequence))?;
+        Ok((rows, values))
+    }
+
+    /// The pending step's rows of one kind, decoded.
+    pub(crate) fn read_pending(&self, sequence: usize, layer: u32, kind: RowKind) -> Result<Vec<f32>> {
+        let pending = self.pending()?;
+        let (_, store) = self.store(layer, kind)?;
+        let seen = self.sequence(sequence)?.seen;
+        let table = pending.table(sequence).unwrap_or_else(|| self.table(sequence));
+        self.decoded(sequence, store, &(seen..seen + pending.counts[sequence]), table)
+    }
+
+    /// Rows of a store, read back and decoded.
+    fn decoded(&self, sequence: usize, store: &Store, rows: &Range<u64>, table: &[u32]) -> Result<Vec<f32>> {
         let count = rows.end - rows.start;
-        let Some(from) = store.buffer.as_ref().filter(|_| count > 0) else { return Ok((rows, Vec::new())) };
+        let Some(from) = store.buffer.as_ref().filter(|_| count > 0) else { return Ok(Vec::new()) };
         let to = self.gpu.exact_buffer("read rows", store.bytes_of(count))?;
-        let places = places(store, sequence, &rows, &rows, self.table(sequence));
-        self.copy(places.into_iter().map(|(range, held)| {
-            (from.clone(), range.start, to.clone(), held, range.end - range.start)
-        }))?;
+        let places = places(store, sequence, rows, rows, table);
+        self.copy(
+            places
+                .into_iter()
+                .map(|(range, held)| (from.clone(), range.start, to.clone(), held, range.end - range.start)),
+        )?;
         let bytes = self.gpu.block_on(self.gpu.download(&to, 0, store.bytes_of(count) as usize))?;
         let (values, scales) = bytes.split_at((count * store.format.token_values()) as usize);
-        let width = store.format.width as usize;
-        let values = quantised::decode(store.format.storage, width, values, scales)?;
-        Ok((rows, values))
+        quantised::decode(store.format.storage, store.format.width as usize, values, scales)
     }
 
     fn check_fits(&self, snapshot: &Snapshot) -> Result<()> {

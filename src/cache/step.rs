@@ -26,6 +26,11 @@ pub(super) struct Pending {
 }
 
 impl Pending {
+    /// A sequence's pages after the step.
+    pub(super) fn table(&self, sequence: usize) -> Option<&[u32]> {
+        self.change.as_ref().map(|change| change.tables[sequence].as_slice())
+    }
+
     pub(super) fn longest(&self) -> u64 {
         self.counts.iter().copied().max().unwrap_or(0)
     }
@@ -162,7 +167,8 @@ impl Cache {
         each.max().unwrap_or(0)
     }
 
-    fn launch(
+    /// The store's place, and the copies and dispatches that write the step's rows.
+    pub(crate) fn launch(
         &self,
         layer: u32,
         kind: RowKind,
@@ -227,7 +233,8 @@ impl Cache {
             scales: (store.scales_base() / 4) as u32,
             ..Params::default()
         };
-        let whole = |buffer: &wgpu::Buffer| Binding { buffer: buffer.clone(), offset: 0, size: buffer.size() };
+        let whole =
+            |buffer: &wgpu::Buffer| Binding { buffer: buffer.clone(), offset: 0, size: buffer.size() };
         let bindings = [x, whole(words.buffer()), whole(buffer)];
         let problem = Problem { source, format: store.format, place: store.place };
         let steps = problem.steps(params, &bindings, [sequences, longest as u32], self.gpu.limits())?;
@@ -307,7 +314,11 @@ impl Cache {
                 field: "commit",
                 value: format!("layer {index} ({design})"),
                 conflict: "has not been written in this step",
-                remedy: if what == "rows" { "write every kind of row of every layer" } else { "write_state every state of every layer" },
+                remedy: if what == "rows" {
+                    "write every kind of row of every layer"
+                } else {
+                    "write_state every state of every layer"
+                },
             })
         };
         for (at, layer) in self.layers.iter().enumerate() {
@@ -326,7 +337,8 @@ impl Cache {
     }
 
     fn copy_states(&self, pending: &Pending) -> Result<()> {
-        let mut encoder = self.gpu.device().create_command_encoder(&wgpu::CommandEncoderDescriptor::default());
+        let mut encoder =
+            self.gpu.device().create_command_encoder(&wgpu::CommandEncoderDescriptor::default());
         self.gpu.scoped("commit", || {
             for (layer, at, state) in &pending.states {
                 let store = &self.layers[*layer].states[*at];
@@ -384,7 +396,8 @@ fn copy_pages<'a>(
         for store in stores {
             let Some(buffer) = &store.buffer else { continue };
             for pair in copies {
-                let [from, to] = pair.map(|p| store.ranges(0, &(u64::from(p) * page..u64::from(p + 1) * page)));
+                let [from, to] =
+                    pair.map(|p| store.ranges(0, &(u64::from(p) * page..u64::from(p + 1) * page)));
                 let mut at = 0;
                 for (from, to) in from.into_iter().zip(to) {
                     let bytes = from.end - from.start;

@@ -81,10 +81,7 @@ impl Store {
     /// First byte of a slot's values, and of its scales.
     fn at(&self, sequence: u64, slot: u64) -> [u64; 2] {
         let slot = sequence * self.slots + slot;
-        [
-            slot * self.format.token_values(),
-            self.scales_base() + slot * self.format.token_scales(),
-        ]
+        [slot * self.format.token_values(), self.scales_base() + slot * self.format.token_scales()]
     }
 
     /// First byte of the scales.
@@ -152,7 +149,8 @@ impl Store {
     pub(crate) fn tensor(&self) -> Option<Result<Tensor>> {
         let (buffer, dtype) = (self.buffer.as_ref()?, self.format.dtype()?);
         let [n, slots, heads, width] =
-            [self.sequences, self.slots, self.format.heads.into(), self.format.width.into()].map(|x| x as usize);
+            [self.sequences, self.slots, self.format.heads.into(), self.format.width.into()]
+                .map(|x| x as usize);
         let whole = Tensor::from_buffer(buffer, 0, buffer.size(), dtype, [n, slots, heads, width]);
         Some(whole.map(|tensor| tensor.permute(&[0, 2, 1, 3])))
     }
@@ -213,7 +211,11 @@ fn too_large(layer: u32, bytes: u64, bound: String) -> Error {
 fn memory(gpu: &Gpu, what: &'static str, layer: u32, bytes: u64) -> Result<Option<wgpu::Buffer>> {
     let allowed = gpu.limits().binding_bytes.min(gpu.limits().buffer_bytes);
     if bytes > allowed {
-        return Err(too_large(layer, bytes, format!("the device's {allowed} bytes of one buffer and binding")));
+        return Err(too_large(
+            layer,
+            bytes,
+            format!("the device's {allowed} bytes of one buffer and binding"),
+        ));
     }
     if bytes == 0 { Ok(None) } else { gpu.exact_buffer(what, bytes).map(Some) }
 }

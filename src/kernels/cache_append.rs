@@ -103,7 +103,8 @@ impl Problem {
             let scales = format.scales();
             (scales, scales * format.heads / self.halves(), format.padded() / scales / 4)
         };
-        let params = Params { heads: format.heads, width: format.width, row_items, token_items, quads, ..params };
+        let params =
+            Params { heads: format.heads, width: format.width, row_items, token_items, quads, ..params };
         let most = limits.workgroups;
         let mut steps = Vec::new();
         for first_sequence in (0..sequences).step_by(most as usize) {

@@ -169,9 +169,7 @@ mod tests {
         let d = f16::from_le_bytes([scales[0], scales[1]]).to_f32();
         assert!((d - 0.015_747_07).abs() < 1e-8, "{d}");
         let (values, scales) = encode(Storage::Q4_0, &x).unwrap();
-        let expected = [
-            128, 145, 145, 162, 162, 179, 179, 196, 196, 213, 213, 230, 230, 247, 247, 248,
-        ];
+        let expected = [128, 145, 145, 162, 162, 179, 179, 196, 196, 213, 213, 230, 230, 247, 247, 248];
         assert_eq!(values, expected);
         assert_eq!(f16::from_le_bytes([scales[0], scales[1]]).to_f32(), 0.25);
     }
@@ -186,7 +184,9 @@ mod tests {
 
     #[test]
     fn fp8_codes_round_to_even() {
-        for (x, code) in [(448.0, 0x7e), (1000.0, 0x7e), (1.0, 0x38), (-1.0, 0xb8), (0.015_625, 8), (1.0625, 0x38)] {
+        for (x, code) in
+            [(448.0, 0x7e), (1000.0, 0x7e), (1.0, 0x38), (-1.0, 0xb8), (0.015_625, 8), (1.0625, 0x38)]
+        {
             assert_eq!(e4m3(x), code, "{x}");
         }
         // halfway between 1.125 and 1.25, and between the two smallest

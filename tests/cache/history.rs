@@ -39,7 +39,10 @@ fn a_ring_goes_back_no_further_than_its_slack() {
         feed(&mut toy, i, 1);
     }
     let error = toy.cache.truncate(0, 7).unwrap_err().to_string();
-    assert!(error.starts_with("to is 7, but must be 9, the nearest position that works, since layer 1 (window)"), "{error}");
+    assert!(
+        error.starts_with("to is 7, but must be 9, the nearest position that works, since layer 1 (window)"),
+        "{error}"
+    );
     toy.check();
     feed(&mut toy, 50, 1);
     toy.check();
@@ -80,7 +83,9 @@ fn states_go_back_to_checkpoints_only() {
     assert!(error.starts_with("to is 8, but must be 9, the nearest position that works, since layer 6 (gated delta) keeps no state"), "{error}");
     let error = toy.cache.truncate(0, 5).unwrap_err().to_string();
     assert!(error.starts_with("to is 5, but must be 6"), "{error}");
-    assert!(toy.cache.truncate(0, 10).unwrap_err().to_string().starts_with("to is 10, but must be at most the 9"));
+    assert!(
+        toy.cache.truncate(0, 10).unwrap_err().to_string().starts_with("to is 10, but must be at most the 9")
+    );
     toy.check();
     truncate(&mut toy, 9);
     truncate(&mut toy, 7);
@@ -213,7 +218,8 @@ fn snapshots_come_back_in_this_cache_in_others_and_from_files() {
         toy.cache.restore(1, &snapshot).unwrap();
         toy.seen[1].clone_from(&history);
         toy.check();
-        let path = std::env::temp_dir().join(format!("wgpu-attention-{}-{storage}.cache", std::process::id()));
+        let path =
+            std::env::temp_dir().join(format!("wgpu-attention-{}-{storage}.cache", std::process::id()));
         snapshot.save(gpu(), &path).unwrap();
         let loaded = Snapshot::load(gpu(), &path).unwrap();
         std::fs::remove_file(&path).unwrap();
@@ -227,7 +233,9 @@ fn snapshots_come_back_in_this_cache_in_others_and_from_files() {
         }
         // too small, too few pages, another model: nothing changes
         let mut small = built(24, false);
-        assert!(small.cache.restore(0, &loaded).unwrap_err().to_string().starts_with("snapshot is of 25 tokens"));
+        assert!(
+            small.cache.restore(0, &loaded).unwrap_err().to_string().starts_with("snapshot is of 25 tokens")
+        );
         small.check();
         let mut spec = spec.clone();
         let LayerCache { rows, .. } = &mut spec.layers[3];

@@ -88,7 +88,12 @@ fn a_full_pool_refuses_and_keeps_what_it_has() {
     assert_eq!(toy.cache.free_pages(), Some(0));
     toy.feed(&[tokens(17, 15), tokens(110, 6)]).unwrap();
     let error = toy.forward(&[tokens(50, 1), tokens(150, 1)]).unwrap_err().to_string();
-    assert!(error.starts_with("counts is [1, 1], which takes 2 more pages, but must be within the 0 free ones of 3"), "{error}");
+    assert!(
+        error.starts_with(
+            "counts is [1, 1], which takes 2 more pages, but must be within the 0 free ones of 3"
+        ),
+        "{error}"
+    );
     toy.check();
     toy.cache.reset(1).unwrap();
     toy.seen[1].clear();

@@ -38,7 +38,11 @@ fn play(toy: &mut Toy, seed: u64, operations: usize, max_call: u64) {
                 }
             }
             5 | 6 => {
-                let to = if dice.roll(4) == 0 { dice.roll(length + 1) } else { length.saturating_sub(dice.roll(3)) };
+                let to = if dice.roll(4) == 0 {
+                    dice.roll(length + 1)
+                } else {
+                    length.saturating_sub(dice.roll(3))
+                };
                 match toy.cache.truncate(s, to) {
                     Ok(()) => toy.seen[s].truncate(to as usize),
                     Err(_) => refused[1] += 1,

@@ -20,7 +20,8 @@ fn every_golden_model_allocates_its_plan() {
     let models = configs("tests/golden/models");
     assert!(models.len() >= 17);
     for (path, plan) in models {
-        for storage in [Storage::F32, Storage::F16, Storage::Bf16, Storage::Int8, Storage::Fp8, Storage::Q8_0] {
+        for storage in [Storage::F32, Storage::F16, Storage::Bf16, Storage::Int8, Storage::Fp8, Storage::Q8_0]
+        {
             for (tokens, sequences, call) in [(1, 1, 1), (37, 2, 5), (70, 3, 1)] {
                 let spec = plan.cache(&CacheOptions::new(storage).call_tokens(call)).unwrap();
                 let builder = Cache::builder(&spec).tokens(tokens).sequences(sequences);
@@ -29,7 +30,10 @@ fn every_golden_model_allocates_its_plan() {
                     Ok(cache) => cache,
                     // tiny heads that no block fills: refused by name
                     Err(error) => {
-                        assert!(!matches!(storage, Storage::F32 | Storage::F16 | Storage::Bf16), "{path:?}: {error}");
+                        assert!(
+                            !matches!(storage, Storage::F32 | Storage::F16 | Storage::Bf16),
+                            "{path:?}: {error}"
+                        );
                         assert!(error.to_string().starts_with("width is"), "{path:?}: {error}");
                         continue;
                     }
@@ -102,5 +106,8 @@ fn what_cannot_be_is_refused_before_memory() {
     let llama = ModelPlan::from_config(r#"{"model_type": "llama", "num_hidden_layers": 1}"#).unwrap();
     let spec = llama.cache(&CacheOptions::new(Storage::F16)).unwrap();
     let portable = wgpu_attention::Gpu::builder().portable().build().unwrap();
-    says(Cache::builder(&spec).tokens(65_536).build(&portable).unwrap_err(), "tokens is so many that layer 0");
+    says(
+        Cache::builder(&spec).tokens(65_536).build(&portable).unwrap_err(),
+        "tokens is so many that layer 0",
+    );
 }

@@ -90,7 +90,9 @@ fn poisoned(toy: &mut Toy, tokens: &[Vec<u32>]) {
     let counts: Vec<_> = tokens.iter().map(Vec::len).collect();
     toy.cache.begin(&counts).unwrap();
     for layer in &toy.spec.layers {
-        for rows in layer.rows.iter().filter(|r| !matches!(r.held, wgpu_attention::model::Held::Blocks { .. })) {
+        for rows in
+            layer.rows.iter().filter(|r| !matches!(r.held, wgpu_attention::model::Held::Blocks { .. }))
+        {
             let shape = [counts.len(), rows.heads as usize, counts[0], rows.width as usize];
             let nan = vec![f32::NAN; shape.iter().product()];
             let nan = Tensor::from_slice(gpu(), &nan, shape).unwrap();
@@ -109,7 +111,10 @@ fn a_step_is_whole_or_nothing() {
     starts(toy.cache.kv(0).unwrap_err(), "begin = missing");
     starts(toy.cache.begin(&[1, 1]).unwrap_err(), "counts has shape [2]");
     starts(toy.cache.begin(&[14]).unwrap_err(), "counts is 14 after 3");
-    starts(toy.cache.begin(&[5]).unwrap_err(), "counts is 5 of sequence 0, but must be at most the 4 tokens a call that the ring of layer 1");
+    starts(
+        toy.cache.begin(&[5]).unwrap_err(),
+        "counts is 5 of sequence 0, but must be at most the 4 tokens a call that the ring of layer 1",
+    );
     toy.cache.begin(&[2]).unwrap();
     starts(toy.cache.begin(&[1]).unwrap_err(), "begin = [2]");
     starts(toy.cache.truncate(0, 1).unwrap_err(), "begin = [2]");
@@ -164,7 +169,8 @@ fn a_prompt_is_fed_in_chunks_with_progress_and_an_end() {
     });
     assert_eq!(failed.unwrap_err(), Error::MemoryOverflow { what: "a test" });
     assert_eq!(cache.seen(0).unwrap(), 27);
-    let done = Prefill::new(100).run(&mut cache, 0, 3, |cache, at| forward(&mut inner, cache, &tokens[27..][at]));
+    let done =
+        Prefill::new(100).run(&mut cache, 0, 3, |cache, at| forward(&mut inner, cache, &tokens[27..][at]));
     assert_eq!(done.unwrap().fed, 3);
     std::mem::swap(&mut inner.cache, &mut cache);
     inner.check();
@@ -194,5 +200,7 @@ fn attention_asks_no_more_than_the_cache_holds() {
     assert!(run(Attention::causal().q_start(3), 0).unwrap_err().to_string().starts_with("q_start ="));
     let wide = Tensor::from_slice(gpu(), &[0f32; 32], [1, 2, 2, 8]).unwrap();
     let kv = cache.kv(0).unwrap();
-    assert!(Attention::causal().run_cached(gpu(), &wide, &kv).unwrap_err().to_string().starts_with("q has shape"));
+    assert!(
+        Attention::causal().run_cached(gpu(), &wide, &kv).unwrap_err().to_string().starts_with("q has shape")
+    );
 }

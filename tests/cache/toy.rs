@@ -1,8 +1,6 @@
 //! A model whose rows and states are functions of its tokens, and its cache in main memory.
 
-use wgpu_attention::model::{
-    CacheSpec, Held, LayerCache, RowKind, Rows, State, StateKind, Storage,
-};
+use wgpu_attention::model::{CacheSpec, Held, LayerCache, RowKind, Rows, State, StateKind, Storage};
 use wgpu_attention::reference::{self, AttentionCase, Rounding, quantised};
 use wgpu_attention::{Attention, AttentionShape, Cache, Gpu, Mask, Result, Tensor};
 
@@ -70,7 +68,8 @@ pub(crate) fn every_design(storage: Storage, call_tokens: u32) -> CacheSpec {
 
 /// A number that depends on all of its arguments, between -1 and 1.
 fn value(token: u32, layer: u32, kind: u32, ix: usize) -> f32 {
-    let mut h = token.wrapping_mul(0x9e37_79b9) ^ layer.wrapping_mul(0x85eb_ca6b) ^ kind.wrapping_mul(0xc2b2_ae35);
+    let mut h =
+        token.wrapping_mul(0x9e37_79b9) ^ layer.wrapping_mul(0x85eb_ca6b) ^ kind.wrapping_mul(0xc2b2_ae35);
     h ^= (ix as u32).wrapping_mul(0x27d4_eb2f);
     for _ in 0..2 {
         h = (h ^ (h >> 15)).wrapping_mul(0x2c1b_3c6d);
@@ -112,8 +111,12 @@ fn added(history: &[u32], from: usize, layer: u32, rows: &Rows) -> Vec<Vec<f32>>
 fn mask(layer: &LayerCache) -> Option<Mask> {
     match (layer.design, layer.rows.first().map(|r| r.held)) {
         ("full" | "natively sparse", _) => Some(Mask::causal()),
-        ("window", Some(Held::Window { window, .. })) => Some(Mask { window: Some(window), ..Mask::causal() }),
-        ("chunked", Some(Held::Window { window, .. })) => Some(Mask { chunk: Some(window), ..Mask::causal() }),
+        ("window", Some(Held::Window { window, .. })) => {
+            Some(Mask { window: Some(window), ..Mask::causal() })
+        }
+        ("chunked", Some(Held::Window { window, .. })) => {
+            Some(Mask { chunk: Some(window), ..Mask::causal() })
+        }
         _ => None,
     }
 }
@@ -185,15 +188,23 @@ impl Toy {
         Ok(())
     }
 
-    fn attend(&self, layer: &LayerCache, mask: Mask, histories: &[Vec<u32>], tokens: &[Vec<u32>]) -> Result<()> {
+    fn attend(
+        &self,
+        layer: &LayerCache,
+        mask: Mask,
+        histories: &[Vec<u32>],
+        tokens: &[Vec<u32>],
+    ) -> Result<()> {
         let keys = layer.rows[0];
         let (heads, width) = (keys.heads as usize, keys.width as usize);
         let queries: Vec<Vec<Vec<f32>>> = tokens
             .iter()
             .map(|new| {
                 let each = new.iter();
-                each.map(|&t| (0..GROUPS * heads * width).map(|ix| 3.0 * value(t, layer.index, 50, ix)).collect())
-                    .collect()
+                each.map(|&t| {
+                    (0..GROUPS * heads * width).map(|ix| 3.0 * value(t, layer.index, 50, ix)).collect()
+                })
+                .collect()
             })
             .collect();
         let q = gathered(&self.gpu, &queries, GROUPS * heads, width);
@@ -255,7 +266,8 @@ impl Toy {
                 let at = (s * GROUPS * heads + h) * longest * width;
                 got.extend(&out[at..at + new.len() * width]);
             }
-            let what = format!("layer {} ({}) of sequence {s} at {}", layer.index, layer.design, history.len());
+            let what =
+                format!("layer {} ({}) of sequence {s} at {}", layer.index, layer.design, history.len());
             compare(&what, &got, &want, self.bound, 0.0).unwrap();
         }
         Ok(())
@@ -277,7 +289,10 @@ impl Toy {
             assert_eq!(self.cache.seen(s).unwrap(), history.len() as u64);
             for layer in &self.spec.layers {
                 for rows in &layer.rows {
-                    let what = format!("{:?} of layer {} ({}) of sequence {s}", rows.kind, layer.index, layer.design);
+                    let what = format!(
+                        "{:?} of layer {} ({}) of sequence {s}",
+                        rows.kind, layer.index, layer.design
+                    );
                     let all = added(history, 0, layer.index, rows);
                     let (held, got) = self.cache.read_rows(s, layer.index, rows.kind).unwrap();
                     assert_eq!(held.end, all.len() as u64, "{what}");
