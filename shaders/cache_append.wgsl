@@ -1,6 +1,6 @@
 // cache_append: new rows of a ragged batch to where a cache keeps their positions, as floats.
 //
-// An invocation moves four columns of one head of one token.
+// An invocation moves every row_items-th group of four columns of one head of one token.
 // Reference: the rows themselves, rounded to the storage type.   Spec: cache-and-systems.md, 4.
 
 // begin constants: valid as they stand; the dispatcher sets each by name
@@ -25,9 +25,12 @@ fn main(@builtin(global_invocation_id) id: vec3<u32>) {
     let b = params.first_sequence + id.z;
     if id.x < params.token_items && token < table[params.counts_at + b] {
         let head = id.x / params.row_items;
-        let column = id.x % params.row_items * 4u;
-        let n = min(4u, params.width - column);
-        let value = source_load4(source_offset(b, head, token) + column, n);
-        o_store4((target_row(b, token) + head) * params.width + column, n, value);
+        let source_at = source_offset(b, head, token);
+        let at = (target_row(b, token) + head) * params.width;
+        for (var quad = id.x % params.row_items; quad < params.quads; quad += params.row_items) {
+            let column = quad * 4u;
+            let n = min(4u, params.width - column);
+            o_store4(at + column, n, source_load4(source_at + column, n));
+        }
     }
 }

@@ -3,7 +3,7 @@
 struct Params {
     heads: u32,
     width: u32,          // values of a row
-    row_items: u32,      // groups of four columns, or scales, of a row
+    row_items: u32,      // invocations, or scales, of a row
     token_items: u32,    // items of a token
     first_token: u32,    // of this dispatch
     first_sequence: u32,
@@ -14,7 +14,7 @@ struct Params {
     counts_at: u32,      // tokens in `table`
     pages_at: u32, pages_batch: u32,
     scales: u32,         // word at which the scales start
-    quads: u32,          // groups of four values that share a scale
+    quads: u32,          // groups of four values of a row, or of a scale
 }
 
 // Row of the target in which token `token` of sequence b goes, for head 0.

@@ -341,19 +341,21 @@ impl Launch<'_> {
         all / tiles as u64 * (slab.tiles.len() * slab.z()) as u64
     }
 
+    /// Binding of a tensor's slab; its base, and its batch, head and row strides.
+    fn read(&self, t: &Tensor, batch: &Range<usize>, heads: &Range<usize>) -> (Binding, [u32; 4]) {
+        let (first, count) = Self::span(t, batch, heads);
+        if count == 0 {
+            return (self.dummies[0].clone(), [0; 4]);
+        }
+        let (binding, base) = t.bind(self.gpu, first, count);
+        (binding, [base, t.strides()[0] as u32, t.strides()[1] as u32, t.strides()[2] as u32])
+    }
+
     fn attend(&self, slab: &Slab, steps: &mut Vec<Step>) {
         let (gpu, p, tuning) = (self.gpu, &self.problem, &self.plan.tuning);
         let queries = self.query_heads(&slab.heads);
-        let read = |t: &Tensor, batch: &Range<usize>, heads: &Range<usize>| {
-            let (first, count) = Self::span(t, batch, heads);
-            if count == 0 {
-                return (self.dummies[0].clone(), [0; 4]);
-            }
-            let (binding, base) = t.bind(gpu, first, count);
-            (binding, [base, t.strides()[0] as u32, t.strides()[1] as u32, t.strides()[2] as u32])
-        };
         let input = |input: &Input<'_>, heads: &Range<usize>| match input {
-            Input::Tensor(t) => read(t, &slab.batch, heads),
+            Input::Tensor(t) => self.read(t, &slab.batch, heads),
             Input::Whole(rows) => rows.bind(slab.batch.start, heads.start),
         };
         let [(q_binding, q), (k_binding, k), (v_binding, v)] = [
@@ -364,7 +366,7 @@ impl Launch<'_> {
         let (bias_binding, bias) = match self.bias {
             Some(bias) => {
                 let (batch, heads) = self.bias_ranges(bias, slab);
-                let (binding, mut at) = read(bias, &batch, &heads);
+                let (binding, mut at) = self.read(bias, &batch, &heads);
                 for axis in 0..2 {
                     if bias.shape()[axis] == 1 {
                         at[axis + 1] = 0;
@@ -383,7 +385,7 @@ impl Launch<'_> {
             let stride = held * p.dim_v as u32;
             (o, [o_base, 0, 0, 0, stride], l, [lse_base, 0, 0, held])
         } else {
-            let (o, at) = read(&self.o, &slab.batch, &queries);
+            let (o, at) = self.read(&self.o, &slab.batch, &queries);
             let (l, lse) = match &self.lse {
                 Some(t) => {
                     let four = t.strides();

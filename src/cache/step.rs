@@ -2,10 +2,10 @@
 
 use super::format::Format;
 use super::pages::Change;
-use super::store::{Place, Store};
+use super::store::{Place, Store, copy_pages};
 use super::{Cache, no_layer};
 use crate::attention::operand;
-use crate::gpu::{Binding, Copy, DType, Step, Tensor};
+use crate::gpu::{Binding, DType, Step, Tensor};
 use crate::kernels::cache_append::{Params, Problem};
 use crate::model::{Held, RowKind, StateKind};
 use crate::{Error, Result};
@@ -126,8 +126,8 @@ impl Cache {
     /// # Errors
     /// No step, no such layer or kind, another shape, or a storage that no kernel writes.
     pub fn write(&mut self, layer: u32, kind: RowKind, rows: &Tensor) -> Result<()> {
-        let (at, copies, steps) = self.launch(layer, kind, rows)?;
-        self.gpu.run_steps(&copies, &steps)?;
+        let (at, steps) = self.launch(layer, kind, rows)?;
+        self.gpu.run_steps(&[], &steps)?;
         self.note(at);
         Ok(())
     }
@@ -143,8 +143,8 @@ impl Cache {
         kind: RowKind,
         rows: &Tensor,
     ) -> Result<()> {
-        let (at, copies, steps) = self.launch(layer, kind, rows)?;
-        self.gpu.record(encoder, &copies, &steps)?;
+        let (at, steps) = self.launch(layer, kind, rows)?;
+        self.gpu.record(encoder, &[], &steps)?;
         self.note(at);
         Ok(())
     }
@@ -167,13 +167,13 @@ impl Cache {
         each.max().unwrap_or(0)
     }
 
-    /// The store's place, and the copies and dispatches that write the step's rows.
+    /// The store's place, and the dispatches that write the step's rows.
     pub(crate) fn launch(
         &self,
         layer: u32,
         kind: RowKind,
         rows: &Tensor,
-    ) -> Result<((usize, usize), Vec<Copy>, Vec<Step>)> {
+    ) -> Result<((usize, usize), Vec<Step>)> {
         let pending = self.pending()?;
         let (at, store) = self.store(layer, kind)?;
         let place = self.layers[at].stores.iter().position(|s| s.kind == kind);
@@ -190,7 +190,7 @@ impl Cache {
             });
         }
         let Some(buffer) = store.buffer.as_ref().filter(|_| longest > 0) else {
-            return Ok((place, Vec::new(), Vec::new()));
+            return Ok((place, Vec::new()));
         };
         if buffer == rows.buffer() {
             return Err(Error::SharedBuffer { field: "the cache", other: "rows" });
@@ -238,7 +238,7 @@ impl Cache {
         let bindings = [x, whole(words.buffer()), whole(buffer)];
         let problem = Problem { source, format: store.format, place: store.place };
         let steps = problem.steps(params, &bindings, [sequences, longest as u32], self.gpu.limits())?;
-        Ok((place, Vec::new(), steps))
+        Ok((place, steps))
     }
 
     /// Gives the state of a layer after the step, `[sequences, shape]`, packed and stored as the cache stores it;
@@ -309,27 +309,23 @@ impl Cache {
     }
 
     fn check_complete(&self, pending: &Pending) -> Result<()> {
-        let missing = |index: u32, design: &str, what: String| {
+        let missing = |index: u32, design: &str, remedy| {
             Err(Error::Options {
                 field: "commit",
                 value: format!("layer {index} ({design})"),
                 conflict: "has not been written in this step",
-                remedy: if what == "rows" {
-                    "write every kind of row of every layer"
-                } else {
-                    "write_state every state of every layer"
-                },
+                remedy,
             })
         };
         for (at, layer) in self.layers.iter().enumerate() {
             for (which, store) in layer.stores.iter().enumerate() {
                 if self.added(store, pending) > 0 && !pending.written.contains(&(at, which)) {
-                    return missing(layer.index, layer.design, "rows".into());
+                    return missing(layer.index, layer.design, "write every kind of row of every layer");
                 }
             }
             for which in 0..layer.states.len() {
                 if !pending.states.iter().any(|&(l, s, _)| (l, s) == (at, which)) {
-                    return missing(layer.index, layer.design, "states".into());
+                    return missing(layer.index, layer.design, "write_state every state of every layer");
                 }
             }
         }
@@ -376,39 +372,4 @@ impl Cache {
 /// Offset of a tensor's last element.
 fn last(tensor: &Tensor) -> usize {
     tensor.shape().iter().zip(tensor.strides()).map(|(&n, &s)| n.saturating_sub(1) * s).sum()
-}
-
-/// Copies pages within each paged store; a buffer is not copied to itself, so by way of another.
-fn copy_pages<'a>(
-    gpu: &crate::Gpu,
-    stores: impl Iterator<Item = &'a Store>,
-    copies: &[[u32; 2]],
-    page: u64,
-) -> Result<()> {
-    if copies.is_empty() {
-        return Ok(());
-    }
-    let stores: Vec<_> = stores.filter(|store| matches!(store.place, Place::Paged(_))).collect();
-    let largest = stores.iter().map(|store| store.bytes_of(page)).max().unwrap_or(0);
-    let between = gpu.buffer("page copy", largest)?;
-    let mut encoder = gpu.device().create_command_encoder(&wgpu::CommandEncoderDescriptor::default());
-    gpu.scoped("page copy", || {
-        for store in stores {
-            let Some(buffer) = &store.buffer else { continue };
-            for pair in copies {
-                let [from, to] =
-                    pair.map(|p| store.ranges(0, &(u64::from(p) * page..u64::from(p + 1) * page)));
-                let mut at = 0;
-                for (from, to) in from.into_iter().zip(to) {
-                    let bytes = from.end - from.start;
-                    if bytes > 0 {
-                        encoder.copy_buffer_to_buffer(buffer, from.start, &between, at, bytes);
-                        encoder.copy_buffer_to_buffer(&between, at, buffer, to.start, bytes);
-                    }
-                    at += bytes;
-                }
-            }
-        }
-    })?;
-    gpu.submit(encoder)
 }

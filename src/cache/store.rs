@@ -73,7 +73,7 @@ impl Store {
         // shaders count elements in 32 bits
         let elements = self.slots * self.sequences * u64::from(self.format.heads * self.format.padded());
         if elements >= 1 << 32 {
-            return Err(too_large(layer, bytes, "2^32 values in a layer's rows of one kind".into()));
+            return Err(too_large(layer, bytes, "2^32 values in a layer's rows of one kind"));
         }
         Ok(())
     }
@@ -198,7 +198,7 @@ impl StateStore {
     }
 }
 
-fn too_large(layer: u32, bytes: u64, bound: String) -> Error {
+fn too_large(layer: u32, bytes: u64, bound: &str) -> Error {
     Error::OutOfRange {
         field: "tokens",
         value: format!("so many that layer {layer} needs a buffer of {bytes} bytes"),
@@ -214,8 +214,43 @@ fn memory(gpu: &Gpu, what: &'static str, layer: u32, bytes: u64) -> Result<Optio
         return Err(too_large(
             layer,
             bytes,
-            format!("the device's {allowed} bytes of one buffer and binding"),
+            &format!("the device's {allowed} bytes of one buffer and binding"),
         ));
     }
     if bytes == 0 { Ok(None) } else { gpu.exact_buffer(what, bytes).map(Some) }
+}
+
+/// Copies pages within each paged store; a buffer is not copied to itself, so by way of another.
+pub(super) fn copy_pages<'a>(
+    gpu: &Gpu,
+    stores: impl Iterator<Item = &'a Store>,
+    copies: &[[u32; 2]],
+    page: u64,
+) -> Result<()> {
+    if copies.is_empty() {
+        return Ok(());
+    }
+    let stores: Vec<_> = stores.filter(|store| matches!(store.place, Place::Paged(_))).collect();
+    let largest = stores.iter().map(|store| store.bytes_of(page)).max().unwrap_or(0);
+    let between = gpu.buffer("page copy", largest)?;
+    let mut encoder = gpu.device().create_command_encoder(&wgpu::CommandEncoderDescriptor::default());
+    gpu.scoped("page copy", || {
+        for store in stores {
+            let Some(buffer) = &store.buffer else { continue };
+            for pair in copies {
+                let [from, to] =
+                    pair.map(|p| store.ranges(0, &(u64::from(p) * page..u64::from(p + 1) * page)));
+                let mut at = 0;
+                for (from, to) in from.into_iter().zip(to) {
+                    let bytes = from.end - from.start;
+                    if bytes > 0 {
+                        encoder.copy_buffer_to_buffer(buffer, from.start, &between, at, bytes);
+                        encoder.copy_buffer_to_buffer(&between, at, buffer, to.start, bytes);
+                    }
+                    at += bytes;
+                }
+            }
+        }
+    })?;
+    gpu.submit(encoder)
 }

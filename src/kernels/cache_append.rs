@@ -15,6 +15,8 @@ pub(crate) const APPEND: &str = "cache_append";
 /// Rows stored as small integers with scales.
 pub(crate) const QUANTISE: &str = "cache_quantise";
 const LANES: u32 = 64;
+/// Groups of four values to an invocation on a software adapter.
+const QUADS: u32 = 8;
 
 /// `Params` of both shaders.
 #[derive(Debug, Clone, Copy, Default, Pod, Zeroable)]
@@ -37,7 +39,7 @@ pub(crate) struct Params {
     pub(crate) pages_batch: u32,
     /// Word at which the scales start.
     pub(crate) scales: u32,
-    /// Groups of four values that share a scale.
+    /// Groups of four values of a row, or of a scale.
     pub(crate) quads: u32,
 }
 
@@ -98,7 +100,9 @@ impl Problem {
         let format = self.format;
         let (row_items, token_items, quads) = if kernel == APPEND {
             let quads = format.width.div_ceil(4);
-            (quads, quads * format.heads, 1)
+            // a processor saves on finding the row; a GPU wants neighbours side by side, and many
+            let items = if limits.software { quads.div_ceil(QUADS) } else { quads };
+            (items, items * format.heads, quads)
         } else {
             let scales = format.scales();
             (scales, scales * format.heads / self.halves(), format.padded() / scales / 4)

@@ -4,6 +4,7 @@
 #[path = "../common/mod.rs"]
 mod common;
 
+mod controls;
 mod history;
 mod paged;
 mod quantised;

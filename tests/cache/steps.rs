@@ -204,3 +204,19 @@ fn attention_asks_no_more_than_the_cache_holds() {
         Attention::causal().run_cached(gpu(), &wide, &kv).unwrap_err().to_string().starts_with("q has shape")
     );
 }
+
+/// A lost device is an error of every call, never silence.
+#[test]
+fn a_lost_device_is_said_to_be_lost() {
+    let own = wgpu_attention::Gpu::new().unwrap();
+    let spec = softmax_only(Storage::F32, 8, 2);
+    let mut cache = Cache::builder(&spec).tokens(30).build(&own).unwrap();
+    cache.begin(&[1]).unwrap();
+    let rows = Tensor::from_slice(&own, &[0f32; 16], [1, 2, 1, 8]).unwrap();
+    own.device().destroy();
+    assert!(matches!(cache.write(0, RowKind::Key, &rows), Err(Error::DeviceLost { .. })));
+    cache.abandon();
+    assert!(matches!(cache.begin(&[1]), Err(Error::DeviceLost { .. })));
+    assert!(matches!(cache.snapshot(0), Err(Error::DeviceLost { .. })));
+    assert!(matches!(Cache::builder(&spec).build(&own), Err(Error::DeviceLost { .. })));
+}
