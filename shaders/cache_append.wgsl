@@ -26,10 +26,12 @@ fn main(@builtin(global_invocation_id) id: vec3<u32>) {
     if id.x < params.token_items && token < table[params.counts_at + b] {
         let head = id.x / params.row_items;
         let source_at = source_offset(b, head, token);
-        let at = (target_row(b, token) + head) * params.width;
-        for (var quad = id.x % params.row_items; quad < params.quads; quad += params.row_items) {
-            let column = quad * 4u;
-            let n = min(4u, params.width - column);
+        // read once: software adapters load parameters as they load anything else
+        let width = params.width;
+        let step = params.row_items * 4u;
+        let at = (target_row(b, token) + head) * width;
+        for (var column = id.x % params.row_items * 4u; column < width; column += step) {
+            let n = min(4u, width - column);
             o_store4(at + column, n, source_load4(source_at + column, n));
         }
     }

@@ -30,7 +30,8 @@ fn quad_of(at: u32, i: u32, count: u32) -> vec4<f32> {
 
 fn largest(at: u32, count: u32) -> f32 {
     var top = vec4<f32>();
-    for (var i = 0u; i < params.quads; i++) {
+    let quads = params.quads;
+    for (var i = 0u; i < quads; i++) {
         top = max(top, abs(quad_of(at, i, count)));
     }
     return max(max(top.x, top.y), max(top.z, top.w));

@@ -14,7 +14,7 @@ struct Params {
     counts_at: u32,      // tokens in `table`
     pages_at: u32, pages_batch: u32,
     scales: u32,         // word at which the scales start
-    quads: u32,          // groups of four values of a row, or of a scale
+    quads: u32,          // groups of four values that share a scale
 }
 
 // Row of the target in which token `token` of sequence b goes, for head 0.

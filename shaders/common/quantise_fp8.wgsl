@@ -13,11 +13,12 @@ fn x_e4m3(value: f32) -> i32 {
 }
 
 fn x_quantise(row: u32, at: u32, count: u32) -> u32 {
+    let quads = params.quads;
     let scale = largest(at, count) / 448.0;
     let id = reciprocal(scale);
-    for (var i = 0u; i < params.quads; i++) {
+    for (var i = 0u; i < quads; i++) {
         let value = quad_of(at, i, count) * id;
-        x[row * params.quads + i] =
+        x[row * quads + i] =
             bytes_of(vec4<i32>(x_e4m3(value.x), x_e4m3(value.y), x_e4m3(value.z), x_e4m3(value.w)));
     }
     return bitcast<u32>(scale);

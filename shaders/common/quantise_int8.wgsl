@@ -2,10 +2,11 @@
 // x is the tensor's name.
 
 fn x_quantise(row: u32, at: u32, count: u32) -> u32 {
+    let quads = params.quads;
     let scale = max(largest(at, count) / 127.0, 1e-6);
-    for (var i = 0u; i < params.quads; i++) {
+    for (var i = 0u; i < quads; i++) {
         let value = round(quad_of(at, i, count) / scale);
-        x[row * params.quads + i] = bytes_of(vec4<i32>(clamp(value, vec4<f32>(-127.0), vec4<f32>(127.0))));
+        x[row * quads + i] = bytes_of(vec4<i32>(clamp(value, vec4<f32>(-127.0), vec4<f32>(127.0))));
     }
     return bitcast<u32>(scale);
 }

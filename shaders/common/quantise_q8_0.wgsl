@@ -2,9 +2,10 @@
 // The scale is rounded to 16 bits after the values are chosen, as ggml does.
 
 fn x_quantise(block: u32, at: u32, count: u32) -> u32 {
+    let quads = params.quads;
     let d = largest(at, count) / 127.0;
     let id = reciprocal(d);
-    for (var i = 0u; i < params.quads; i++) {
+    for (var i = 0u; i < quads; i++) {
         let value = quad_of(at, i, count) * id;
         // half away from zero
         let size = floor(abs(value));

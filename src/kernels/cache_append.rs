@@ -39,7 +39,7 @@ pub(crate) struct Params {
     pub(crate) pages_batch: u32,
     /// Word at which the scales start.
     pub(crate) scales: u32,
-    /// Groups of four values of a row, or of a scale.
+    /// Groups of four values that share a scale.
     pub(crate) quads: u32,
 }
 

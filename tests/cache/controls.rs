@@ -1,5 +1,6 @@
 //! Wrong on purpose: each fault planted in the cache's kernels must be caught by the comparisons of these tests.
 
+use std::collections::BTreeSet;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use wgpu_attention::model::Storage;
@@ -50,7 +51,7 @@ fn faults_are_caught() {
         (
             "sequences are equally long",
             "token < table[params.counts_at + b]",
-            "token < table[params.counts_at]",
+            "token < table[params.counts_at + 1u]",
             floats,
         ),
         ("sequences share their slots", "b * params.slots +", "0u +", floats),
@@ -67,15 +68,14 @@ fn faults_are_caught() {
             quantised(Int8, F32),
         ),
         ("codes lose their sign", "(codes & 0x80008000u) |", "", quantised(Fp8, F32)),
-        ("subnormal codes are lost", "select(large, small, size < 0.015625)", "large", quantised(Fp8, F32)),
     ];
     // a panic is what is looked for: its text is not
     std::panic::set_hook(Box::new(|_| {}));
     let kernels = kernels(gpu());
-    let mut missed = Vec::new();
+    let (mut missed, mut sound) = (Vec::new(), BTreeSet::new());
     for (at, (fault, from, to, setting)) in faults.into_iter().enumerate() {
         let kernel = kernels[at % kernels.len()];
-        if !right(gpu(), setting, kernel) {
+        if sound.insert((format!("{setting:?}"), kernel)) && !right(gpu(), setting, kernel) {
             missed.push(format!("wrong without a fault: {setting:?} on {kernel}"));
         }
         if right(&gpu().with_edit(from, to), setting, kernel) {

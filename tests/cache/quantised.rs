@@ -91,6 +91,34 @@ fn errors_stay_within_their_bounds() {
     }
 }
 
+/// Values from 2^-40 to 2^12 in one row: the device's codes are the definition's, the smallest too.
+#[test]
+fn codes_of_every_size_are_the_definitions() {
+    let row: Vec<f32> = (0..64u8)
+        .map(|i| (f32::from(i) * 0.8125 - 40.0).exp2() * if i % 3 == 0 { -1.37 } else { 1.0 })
+        .collect();
+    let right = |gpu: &wgpu_attention::Gpu, storage: Storage| {
+        let mut spec = softmax_only(storage, 64, 1);
+        spec.layers.truncate(1);
+        let mut cache = Cache::builder(&spec).tokens(3).build(gpu).unwrap();
+        cache.begin(&[1]).unwrap();
+        let (reversed, data) = (row.iter().rev(), row.iter());
+        let data: Vec<f32> = data.chain(reversed).copied().collect();
+        let rows = wgpu_attention::Tensor::from_slice(gpu, &data, [1, 2, 1, 64]).unwrap();
+        cache.write(0, RowKind::Key, &rows).unwrap();
+        cache.write(0, RowKind::Value, &rows).unwrap();
+        cache.commit().unwrap();
+        let want: Vec<f32> =
+            data.chunks(64).flat_map(|r| quantised::round_trip(storage, r).unwrap()).collect();
+        cache.read_rows(0, 0, RowKind::Key).unwrap().1 == want
+    };
+    for storage in QUANTISED {
+        assert!(right(gpu(), storage), "{storage}");
+    }
+    let fault = gpu().with_edit("select(large, small, size < 0.015625)", "large");
+    assert!(!right(&fault, Storage::Fp8), "subnormal codes are not looked at");
+}
+
 #[test]
 fn rows_that_fill_no_words_are_refused() {
     for (storage, width) in [(Storage::Int8, 6), (Storage::F16, 6), (Storage::Fp8, 10)] {
