@@ -48,8 +48,10 @@ fn q_offset(b: u32, head_kv: u32, row: u32) -> u32 {
         + query_of(row) * params.q_row;
 }
 
-// Turn of a ring in which the tile's first key lies: key_span sets it.
+// Turn of a ring in which the tile's first key lies, and where the scales of k and v start: key_span sets them
+// once, since software adapters load parameters as they load anything else.
 var<private> turn: u32;
+var<private> scales: vec2<u32>;
 
 // Where key `key` lies.
 fn k_offset(b: u32, head_kv: u32, key: u32) -> u32 {
@@ -64,7 +66,7 @@ fn v_offset(b: u32, head_kv: u32, key: u32) -> u32 {
 
 // What loaders of quantised rows ask for.
 fn k_scales() -> u32 {
-    return params.k_scales;
+    return scales.x;
 }
 
 fn k_width() -> u32 {
@@ -72,7 +74,7 @@ fn k_width() -> u32 {
 }
 
 fn v_scales() -> u32 {
-    return params.v_scales;
+    return scales.y;
 }
 
 fn v_width() -> u32 {
@@ -156,6 +158,7 @@ fn key_span(b: u32, row_first: u32, row_last: u32) -> Span {
     }
     end = max(end, first);
     turn = turn_of(u32(first));
+    scales = vec2<u32>(params.k_scales, params.v_scales);
     let sink_tiles = (u32(sink_end) + KV_TILE - 1u) / KV_TILE;
     let tiles = sink_tiles + (u32(end - first) + KV_TILE - 1u) / KV_TILE;
     return Span(q_lo, q_hi, limit, u32(sink_end), u32(first), u32(end), sink_tiles, tiles);

@@ -43,6 +43,13 @@ pub(crate) struct Params {
     pub(crate) quads: u32,
 }
 
+/// How a token is shared out.
+struct Items {
+    row: u32,
+    token: u32,
+    quads: u32,
+}
+
 /// What the text depends on.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Problem {
@@ -72,7 +79,7 @@ impl Problem {
             }
         };
         let mut constants = Constants::default()
-            .set("LANES", LANES)
+            .set("LANES", self.lanes(limits))
             .set("RING", self.place == Place::Ring)
             .set("PAGED", matches!(self.place, Place::Paged(_)))
             .set("source", self.source.loader(limits))
@@ -81,6 +88,25 @@ impl Problem {
             constants = constants.set("HALVES", self.halves());
         }
         Ok((kernel, constants))
+    }
+
+    /// Invocations of a row and of a token, and groups of four values that share a scale.
+    fn items(&self, limits: &Limits) -> Items {
+        let Format { heads, width, .. } = self.format;
+        let scales = self.format.scales();
+        if scales > 0 {
+            let quads = self.format.padded() / scales / 4;
+            return Items { row: scales, token: scales * heads / self.halves(), quads };
+        }
+        // a processor saves on finding the row; a GPU wants neighbours side by side, and many
+        let quads = width.div_ceil(4);
+        let row = if limits.software { quads.div_ceil(QUADS) } else { quads };
+        Items { row, token: row * heads, quads: 1 }
+    }
+
+    /// Invocations of a workgroup: a processor runs idle ones too.
+    fn lanes(&self, limits: &Limits) -> u32 {
+        if limits.software { self.items(limits).token.next_power_of_two().clamp(8, LANES) } else { LANES }
     }
 
     /// Scales to a word.
@@ -98,15 +124,7 @@ impl Problem {
     ) -> Result<Vec<Step>> {
         let (kernel, constants) = self.text(limits)?;
         let format = self.format;
-        let (row_items, token_items, quads) = if kernel == APPEND {
-            let quads = format.width.div_ceil(4);
-            // a processor saves on finding the row; a GPU wants neighbours side by side, and many
-            let items = if limits.software { quads.div_ceil(QUADS) } else { quads };
-            (items, items * format.heads, quads)
-        } else {
-            let scales = format.scales();
-            (scales, scales * format.heads / self.halves(), format.padded() / scales / 4)
-        };
+        let Items { row: row_items, token: token_items, quads } = self.items(limits);
         let params =
             Params { heads: format.heads, width: format.width, row_items, token_items, quads, ..params };
         let most = limits.workgroups;
@@ -115,7 +133,7 @@ impl Problem {
             for first_token in (0..tokens).step_by(most as usize) {
                 let params = Params { first_token, first_sequence, ..params };
                 let groups = [
-                    token_items.div_ceil(LANES),
+                    token_items.div_ceil(self.lanes(limits)),
                     (tokens - first_token).min(most),
                     (sequences - first_sequence).min(most),
                 ];
