@@ -1,6 +1,7 @@
 //! Measuring: device time, the adapter's ceilings, and the named workloads that benches and the program share.
 
 mod attention;
+mod cache;
 mod latent;
 mod sparse;
 mod workload;

@@ -1,6 +1,7 @@
 //! Kernel texts without a device: for the program's `shader` command and for the compilers of other platforms.
 
 mod attention;
+mod cache;
 mod latent;
 mod sparse;
 
@@ -76,7 +77,8 @@ pub fn origin(kernel: &str, sets: &[(String, String)], line: usize) -> Result<St
 /// Bytes of the parameters that the host writes for each kernel with more than a few.
 #[must_use]
 pub fn params_bytes() -> Vec<(&'static str, usize)> {
-    [attention::params_bytes(), latent::params_bytes(), sparse::params_bytes()].concat()
+    [attention::params_bytes(), latent::params_bytes(), sparse::params_bytes(), cache::params_bytes()]
+        .concat()
 }
 
 /// Devices that nobody has, one for each way a kernel can be tuned.
@@ -118,5 +120,6 @@ pub fn variants() -> Result<Vec<Variant>> {
     attention::variants(&mut found)?;
     latent::variants(&mut found)?;
     sparse::variants(&mut found)?;
+    cache::variants(&mut found)?;
     Ok(found.0.into_values().collect())
 }

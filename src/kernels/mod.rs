@@ -3,6 +3,7 @@
 pub(crate) mod attention;
 mod attention_subgroup;
 mod attention_tiled;
+pub(crate) mod cache_append;
 pub(crate) mod ceiling;
 pub(crate) mod indexed_attention;
 pub(crate) mod indexer;
@@ -65,6 +66,8 @@ pub(crate) const REGISTRY: &[Registered] = &[
     Registered { name: nsa::BLOCKS, operator: "nsa", family: 'W' },
     Registered { name: nsa::GATE, operator: "nsa", family: 'W' },
     Registered { name: nsa::MEAN, operator: "nsa", family: 'W' },
+    Registered { name: cache_append::APPEND, operator: "cache", family: 'W' },
+    Registered { name: cache_append::QUANTISE, operator: "cache", family: 'W' },
     Registered { name: ceiling::COPY, operator: "ceiling", family: 'W' },
     Registered { name: ceiling::READ, operator: "ceiling", family: 'W' },
     Registered { name: ceiling::MULTIPLY_ADD, operator: "ceiling", family: 'W' },

@@ -6,6 +6,7 @@
 mod attention;
 mod merge;
 mod mla;
+pub mod quantised;
 mod rope;
 mod sparse;
 
