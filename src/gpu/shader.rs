@@ -29,6 +29,7 @@ shader_files!(
     "ceiling_multiply_add.wgsl",
     "ceiling_read.wgsl",
     "common/attention.wgsl",
+    "common/delta.wgsl",
     "common/load_bf16.wgsl",
     "common/load_bf16_element.wgsl",
     "common/load_f16.wgsl",
@@ -44,6 +45,8 @@ shader_files!(
     "common/store_f16.wgsl",
     "common/store_f32.wgsl",
     "common/store_f32_element.wgsl",
+    "delta_step.wgsl",
+    "delta_step_subgroup.wgsl",
     "merge_partials.wgsl",
     "pack_words.wgsl",
 );

@@ -19,7 +19,7 @@ pub(crate) struct Operand {
 
 impl Operand {
     /// File of `shaders/common/` that loads it.
-    fn loader(self, limits: &Limits) -> &'static str {
+    pub(crate) fn loader(self, limits: &Limits) -> &'static str {
         match (self.dtype, self.quads) {
             // processors that pretend to be GPUs are slower at native half floats
             (DType::F16, true) if limits.f16 && !limits.software => "load_f16_native",

@@ -4,11 +4,13 @@ pub(crate) mod attention;
 mod attention_subgroup;
 mod attention_tiled;
 pub(crate) mod ceiling;
+pub(crate) mod delta_step;
 pub(crate) mod merge_partials;
 pub(crate) mod pack_words;
 
 pub(crate) use attention_subgroup::AttentionSubgroup;
 pub(crate) use attention_tiled::AttentionTiled;
+use delta_step::{DeltaStep, DeltaStepSubgroup};
 
 use crate::Result;
 use crate::gpu::shader::Constants;
@@ -44,6 +46,8 @@ pub(crate) struct Registered {
 pub(crate) const REGISTRY: &[Registered] = &[
     Registered { name: AttentionSubgroup::NAME, operator: "attention", family: 'S' },
     Registered { name: AttentionTiled::NAME, operator: "attention", family: 'W' },
+    Registered { name: DeltaStepSubgroup::NAME, operator: "delta_rule", family: 'S' },
+    Registered { name: DeltaStep::NAME, operator: "delta_rule", family: 'W' },
     Registered { name: merge_partials::NAME, operator: "merge", family: 'W' },
     Registered { name: pack_words::NAME, operator: "attention", family: 'W' },
     Registered { name: ceiling::COPY, operator: "ceiling", family: 'W' },

@@ -4,7 +4,9 @@
 //! would share its mistakes.
 
 mod attention;
+mod delta;
 mod merge;
 
 pub use attention::{AttentionCase, Rounding, attention};
+pub use delta::{DeltaCase, DeltaDecay, DeltaResult, delta_rule};
 pub use merge::merge;
