@@ -4,13 +4,14 @@
 
 mod file;
 mod judge;
+mod operators;
 mod run;
 
 use std::collections::BTreeMap;
 
 pub use judge::{Cell, Verdict, judge};
 pub(crate) use judge::{REL_L2, REL_MAX};
-pub use run::{Outcome, run};
+pub use run::{Outcome, paths, run};
 pub(crate) use run::{round, upload};
 
 /// A tensor in main memory, packed in row-major order.

@@ -1,11 +1,10 @@
 //! Measuring: device time, the adapter's ceilings, and the named workloads that benches and the program share.
 
-mod prepared;
+mod attention;
 mod workload;
 
 pub use crate::gpu::{Clock, Timing};
-pub use prepared::{Check, Prepared};
-pub use workload::{Workload, workloads};
+pub use workload::{Check, Prepared, Workload, workloads};
 
 use crate::gpu::{Binding, Step};
 use crate::kernels::ceiling::{MultiplyAdds, Walk};

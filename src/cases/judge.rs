@@ -103,8 +103,15 @@ pub fn judge(case: &Case, outcome: &Outcome, dtype: DType) -> Result<Verdict> {
         if got.shape != want.shape {
             return Err(case.fault(&field, format!("has shape {:?}, but {:?} came", want.shape, got.shape)));
         }
-        let (HostData::F32(got), HostData::F32(wanted)) = (&got.data, &want.data) else {
-            return Err(case.fault(&field, "must hold floats"));
+        let (got, wanted) = match (&got.data, &want.data) {
+            (HostData::F32(got), HostData::F32(wanted)) => (got, wanted),
+            (HostData::I32(got), HostData::I32(wanted)) => {
+                exactly(&mut verdict, name, &want.shape, got, wanted);
+                continue;
+            }
+            _ => {
+                return Err(case.fault(&field, "holds floats where integers are due, or the other way round"));
+            }
         };
         let top = largest(wanted);
         let scale = norm(wanted.iter().filter(|x| x.is_finite()).map(|&x| f64::from(x)));
@@ -142,6 +149,17 @@ pub fn judge(case: &Case, outcome: &Outcome, dtype: DType) -> Result<Verdict> {
     verdict.worst.sort_by(|a, b| gap(b).total_cmp(&gap(a)));
     verdict.worst.truncate(8);
     Ok(verdict)
+}
+
+/// Integers are places: they are right or wrong.
+fn exactly(verdict: &mut Verdict, name: &str, shape: &[usize], got: &[i32], want: &[i32]) {
+    let differing = got.iter().zip(want).enumerate().filter(|(_, (got, want))| got != want);
+    for (flat, (&got, &want)) in differing {
+        verdict.passed = false;
+        verdict.wrong += 1;
+        let index = unflatten(flat, shape);
+        verdict.worst.push(Cell { tensor: name.to_owned(), index, got: got.into(), want: want.into() });
+    }
 }
 
 fn unflatten(mut flat: usize, shape: &[usize]) -> Vec<usize> {

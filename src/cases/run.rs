@@ -1,13 +1,14 @@
-//! Computes a case on a device, or by definition.
+//! Computes a case on a device, or by definition; and what the operators' files share.
 
 use std::collections::BTreeMap;
 
 use half::{bf16, f16};
 use serde_json::Value;
 
+use super::operators::{self, Operator};
 use super::{Case, HostData, HostTensor};
-use crate::reference::{AttentionCase, Rounding, attention};
-use crate::{Attention, AttentionShape, DType, Error, Gpu, Mask, Result, Tensor};
+use crate::reference::Rounding;
+use crate::{DType, Error, Gpu, Mask, Result, Tensor};
 
 /// What a case gave.
 #[derive(Debug, Clone)]
@@ -23,23 +24,23 @@ impl Case {
         Error::CaseFile { path: self.name.clone(), field: field.into(), message: message.to_string() }
     }
 
-    fn input(&self, name: &str) -> Result<&HostTensor> {
+    pub(super) fn input(&self, name: &str) -> Result<&HostTensor> {
         self.inputs.get(name).ok_or_else(|| self.fault(&format!("in.{name}"), "is missing; add the tensor"))
     }
 
-    fn floats(&self, name: &str) -> Result<(&[f32], &[usize])> {
+    pub(super) fn floats(&self, name: &str) -> Result<(&[f32], &[usize])> {
         let tensor = self.input(name)?;
         let data = tensor.floats().ok_or_else(|| self.fault(&format!("in.{name}"), "must hold floats"))?;
         Ok((data, &tensor.shape))
     }
 
-    fn four(&self, name: &str) -> Result<[usize; 4]> {
+    pub(super) fn four(&self, name: &str) -> Result<[usize; 4]> {
         let shape = &self.input(name)?.shape;
         <[usize; 4]>::try_from(shape.as_slice())
             .map_err(|_| self.fault(&format!("in.{name}"), format!("has shape {shape:?}, not four axes")))
     }
 
-    fn number(&self, object: &Value, key: &str) -> Result<Option<f64>> {
+    pub(super) fn number(&self, object: &Value, key: &str) -> Result<Option<f64>> {
         match &object[key] {
             Value::Null => Ok(None),
             value => match value.as_f64() {
@@ -49,7 +50,7 @@ impl Case {
         }
     }
 
-    fn count(&self, object: &Value, key: &str) -> Result<Option<u32>> {
+    pub(super) fn count(&self, object: &Value, key: &str) -> Result<Option<u32>> {
         let Some(number) = self.number(object, key)? else { return Ok(None) };
         if number < 0.0 || number > f64::from(u32::MAX) || number.fract() != 0.0 {
             return Err(self.fault(key, format!("is {number}, not a count")));
@@ -58,7 +59,7 @@ impl Case {
     }
 
     /// Every key of `object` must be known: an option that is not understood is never dropped.
-    fn only(&self, object: &Value, known: &[&str]) -> Result<()> {
+    pub(super) fn only(&self, object: &Value, known: &[&str]) -> Result<()> {
         let Some(keys) = object.as_object() else {
             return Err(
                 self.fault("params", format!("must be an object with {}, not {object}", known.join(", ")))
@@ -70,7 +71,7 @@ impl Case {
         }
     }
 
-    fn mask(&self) -> Result<Mask> {
+    pub(super) fn mask(&self) -> Result<Mask> {
         let mask = &self.params["mask"];
         self.only(mask, &["causal", "q_offset", "window", "sink_tokens", "chunk"])?;
         let causal = match &mask["causal"] {
@@ -96,40 +97,44 @@ impl Case {
         })
     }
 
-    fn check_attention(&self) -> Result<AttentionShape> {
-        self.only(&self.params, &["scale", "softcap", "mask"])?;
-        let known = ["q", "k", "v", "sinks", "kv_len"];
-        if let Some(name) = self.inputs.keys().find(|n| !known.contains(&n.as_str())) {
-            let message = format!("is not understood; known are {}", known.join(", "));
-            return Err(self.fault(&format!("in.{name}"), message));
-        }
-        let [batch, heads_q, seq_q, dim_k] = self.four("q")?;
-        let [_, heads_kv, seq_kv, _] = self.four("k")?;
-        let [.., dim_v] = self.four("v")?;
-        if heads_kv == 0 || heads_q % heads_kv != 0 {
-            return Err(Error::Heads { heads_q, heads_kv });
-        }
-        for (name, wanted) in [
-            ("k", vec![batch, heads_kv, seq_kv, dim_k]),
-            ("v", vec![batch, heads_kv, seq_kv, dim_v]),
-            ("sinks", vec![heads_q]),
-            ("kv_len", vec![batch]),
-        ] {
-            let Some(tensor) = self.inputs.get(name) else { continue };
-            if tensor.shape != wanted {
-                let message = format!("has shape {:?}, but {wanted:?} is needed", tensor.shape);
-                return Err(self.fault(&format!("in.{name}"), message));
+    /// Refuses inputs that the operator does not know, so that none is read past.
+    pub(super) fn only_inputs(&self, known: &[&str]) -> Result<()> {
+        match self.inputs.keys().find(|n| !known.contains(&n.as_str())) {
+            Some(name) => {
+                let message = format!("is not understood; known are {}", known.join(", "));
+                Err(self.fault(&format!("in.{name}"), message))
             }
-            if tensor.integers().is_some() != (name == "kv_len") {
-                let wanted = if name == "kv_len" { "integers" } else { "floats" };
-                return Err(self.fault(&format!("in.{name}"), format!("must hold {wanted}")));
-            }
+            None => Ok(()),
         }
-        Ok(AttentionShape { batch, heads_q, heads_kv, seq_q, seq_kv, dim_k, dim_v })
     }
 
-    fn scale(&self, shape: &AttentionShape) -> Result<f64> {
-        Ok(self.number(&self.params, "scale")?.unwrap_or_else(|| (shape.dim_k as f64).powf(-0.5)))
+    /// Refuses an input of another shape, or integers where floats are due; absent ones pass.
+    pub(super) fn shaped(&self, name: &str, wanted: &[usize], integers: bool) -> Result<()> {
+        let Some(tensor) = self.inputs.get(name) else { return Ok(()) };
+        if tensor.shape != wanted {
+            let message = format!("has shape {:?}, but {wanted:?} is needed", tensor.shape);
+            return Err(self.fault(&format!("in.{name}"), message));
+        }
+        if tensor.integers().is_some() != integers {
+            let wanted = if integers { "integers" } else { "floats" };
+            return Err(self.fault(&format!("in.{name}"), format!("must hold {wanted}")));
+        }
+        Ok(())
+    }
+
+    fn operator(&self) -> Result<&'static Operator> {
+        operators::named(&self.op).ok_or_else(|| {
+            let known: Vec<_> = operators::OPERATORS.iter().map(|o| o.name).collect();
+            self.fault("op", format!("{:?} is not known; known are {}", self.op, known.join(", ")))
+        })
+    }
+
+    /// Kernels, or ways of computing, that [`run`] takes for this case's operator.
+    ///
+    /// # Errors
+    /// The operator is not known.
+    pub fn paths(&self) -> Result<&'static [&'static str]> {
+        Ok(self.operator()?.paths)
     }
 
     /// The outputs by definition, from inputs rounded to `dtype`.
@@ -137,37 +142,20 @@ impl Case {
     /// # Errors
     /// The operator has no definition here, or the case is refused.
     pub fn reference(&self, dtype: DType, rounding: Rounding) -> Result<BTreeMap<String, HostTensor>> {
-        if self.op != "attention" {
-            return Err(self.fault("op", format!("{:?} is not known; known is attention", self.op)));
-        }
-        let shape = self.check_attention()?;
-        let rounded = |name: &str| Ok::<_, Error>(round(self.floats(name)?.0, dtype));
-        let (q, k, v) = (rounded("q")?, rounded("k")?, rounded("v")?);
-        let case = AttentionCase {
-            shape,
-            mask: self.mask()?,
-            q: &q,
-            k: &k,
-            v: &v,
-            scale: self.scale(&shape)?,
-            softcap: self.number(&self.params, "softcap")?,
-            sinks: self.inputs.get("sinks").and_then(HostTensor::floats),
-            alibi: None,
-            kv_len: self.inputs.get("kv_len").and_then(HostTensor::integers),
-            q_starts: None,
-            bias: None,
-            bias_hidden: -1e30,
-        };
-        let (o, lse) = attention(&case, rounding)?;
-        let AttentionShape { batch, heads_q, seq_q, dim_v, .. } = shape;
-        let host = |shape: Vec<usize>, data: Vec<f64>| HostTensor {
-            shape,
-            data: HostData::F32(data.into_iter().map(|x| x as f32).collect()),
-        };
-        Ok(BTreeMap::from([
-            ("o".to_owned(), host(vec![batch, heads_q, seq_q, dim_v], o)),
-            ("lse".to_owned(), host(vec![batch, heads_q, seq_q], lse)),
-        ]))
+        (self.operator()?.reference)(self, dtype, rounding)
+    }
+}
+
+impl HostTensor {
+    /// Results of a definition, narrowed to f32.
+    pub(super) fn of(shape: impl Into<Vec<usize>>, data: Vec<f64>) -> Self {
+        let data = data.into_iter().map(|x| x as f32).collect();
+        Self { shape: shape.into(), data: HostData::F32(data) }
+    }
+
+    /// A tensor on the device, widened to f32.
+    pub(super) fn download(gpu: &Gpu, tensor: &Tensor) -> Result<Self> {
+        Ok(Self { shape: tensor.shape().to_vec(), data: HostData::F32(tensor.read_f32(gpu)?) })
     }
 }
 
@@ -195,44 +183,30 @@ pub(crate) fn upload(gpu: &Gpu, data: &[f32], shape: &[usize], dtype: DType) -> 
     }
 }
 
-/// Computes a case with queries, keys, values and the output stored as `dtype`, with one kernel or the plan's.
+/// Every name that [`run`] takes as a kernel, of whatever operator.
+#[must_use]
+pub fn paths() -> Vec<&'static str> {
+    let mut names: Vec<_> = operators::OPERATORS.iter().flat_map(|o| o.paths).copied().collect();
+    names.sort_unstable();
+    names.dedup();
+    names
+}
+
+/// Computes a case with its tensors stored as `dtype`, with one kernel (or way of computing) or the plan's.
 ///
 /// # Errors
 /// An unknown operator, option or tensor, by name; or what the operator itself refuses.
 pub fn run(gpu: &Gpu, case: &Case, dtype: DType, kernel: Option<&str>) -> Result<Outcome> {
-    if case.op != "attention" {
-        return Err(case.fault("op", format!("{:?} is not known; known is attention", case.op)));
+    let operator = case.operator()?;
+    if !operator.dtypes.contains(&dtype) {
+        let known: Vec<_> = operator.dtypes.iter().map(|d| d.name()).collect();
+        let message = format!("{} is not stored as {}; ask for {}", case.op, dtype.name(), known.join(", "));
+        return Err(case.fault("dtype", message));
     }
-    let shape = case.check_attention()?;
-    let tensor = |name: &str| {
-        let (data, shape) = case.floats(name)?;
-        upload(gpu, data, shape, dtype)
-    };
-    let mut attention = Attention::bidirectional().mask(case.mask()?).scale(case.scale(&shape)? as f32);
-    attention = attention.output(dtype);
-    if let Some(cap) = case.number(&case.params, "softcap")? {
-        attention = attention.softcap(cap as f32);
+    if let Some(name) = kernel.filter(|k| !operator.paths.contains(k)) {
+        let message =
+            format!("{name:?} does not compute {}; known are {}", case.op, operator.paths.join(", "));
+        return Err(case.fault("kernel", message));
     }
-    if case.inputs.contains_key("sinks") {
-        let (sinks, shape) = case.floats("sinks")?;
-        attention = attention.sinks(&Tensor::from_slice(gpu, sinks, shape)?);
-    }
-    if let Some(lengths) = case.inputs.get("kv_len") {
-        let data = lengths.integers().ok_or_else(|| case.fault("in.kv_len", "must hold integers"))?;
-        attention = attention.kv_len(&Tensor::from_slice(gpu, data, lengths.shape.as_slice())?);
-    }
-    if let Some(name) = kernel {
-        attention = attention.kernel(name);
-    }
-    let (q, k, v) = (tensor("q")?, tensor("k")?, tensor("v")?);
-    let kernel = attention.plan_for(gpu, &q, &k, &v)?.kernel().to_owned();
-    let out = attention.run(gpu, &q, &k, &v)?;
-    let mut tensors = BTreeMap::new();
-    for (name, tensor) in [("o", Some(out.o)), ("lse", out.lse)] {
-        if let Some(tensor) = tensor {
-            let data = HostData::F32(tensor.read_f32(gpu)?);
-            tensors.insert(name.to_owned(), HostTensor { shape: tensor.shape().to_vec(), data });
-        }
-    }
-    Ok(Outcome { kernel, tensors })
+    (operator.run)(gpu, case, dtype, kernel)
 }

@@ -3,7 +3,7 @@
 use std::error::Error as StdError;
 use std::fmt::Write;
 
-use wgpu_attention::{Backend, DType, Error, Gpu, shaders};
+use wgpu_attention::{Backend, DType, Error, Gpu, cases};
 
 /// Which adapter to use.
 #[derive(Debug, Clone, Default, clap::Args)]
@@ -123,13 +123,12 @@ pub(crate) fn spare_the_desktop() {
     }
 }
 
-/// Refuses a kernel that no device has; a misspelt name would read as one that does not fit.
+/// Refuses a kernel that no operator has; a misspelt name would read as one that does not fit.
 pub(crate) fn known_kernel(name: Option<&str>) -> Result<(), String> {
-    let known = shaders::kernels();
+    let known = cases::paths();
     match name {
-        Some(name) if !known.iter().any(|(k, ..)| *k == name) => {
-            let names: Vec<_> = known.iter().map(|(k, ..)| *k).collect();
-            Err(format!("--kernel is {name:?}, but there are only {}", names.join(", ")))
+        Some(name) if !known.contains(&name) => {
+            Err(format!("--kernel is {name:?}, but there are only {}", known.join(", ")))
         }
         _ => Ok(()),
     }
