@@ -198,7 +198,7 @@ impl Kernel for DeltaStep {
         let tiles = if problem.decay == Decay::Channel { 3 } else { 2 };
         let fixed = 16 * lanes + 16;
         let token_bytes = tiles * padded * 16 + 16;
-        let room = limits.workgroup_memory.saturating_sub(fixed) / token_bytes;
+        let room = limits.workgroup_memory.min(16 << 10).saturating_sub(fixed) / token_bytes;
         if room == 0 {
             return Err(Error::WorkgroupMemory {
                 kernel: Self::NAME,
