@@ -12,11 +12,13 @@ use wgpu_attention::reference::Rounding;
 use wgpu_attention::{DType, Gpu};
 
 /// Cases that are also run with 16-bit storage: one of each shape of call.
-const SIXTEEN_BIT: [&str; 4] = [
+const SIXTEEN_BIT: [&str; 6] = [
     "attention_decode_gqa",
     "attention_mha_causal",
     "attention_head_dim_80",
     "attention_learned_sinks_window",
+    "linear_gdn_three_chunks",
+    "linear_kda",
 ];
 
 fn files() -> Vec<PathBuf> {

@@ -40,7 +40,13 @@ pub(crate) struct Params {
     pub(crate) eps: f32,
     pub(crate) beta_factor: f32,
     pub(crate) rows: u32,
+    pub(crate) chunks: u32,
     pub(crate) stride: u32,
+    pub(crate) width: u32,
+    pub(crate) chunk: u32,
+    pub(crate) block: u32,
+    pub(crate) staged: u32,
+    pub(crate) dim_k: u32,
 }
 
 /// How the state decays before each write.

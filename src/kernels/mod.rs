@@ -4,6 +4,7 @@ pub(crate) mod attention;
 mod attention_subgroup;
 mod attention_tiled;
 pub(crate) mod ceiling;
+pub(crate) mod delta_chunk;
 pub(crate) mod delta_step;
 pub(crate) mod merge_partials;
 pub(crate) mod pack_words;
@@ -46,6 +47,11 @@ pub(crate) struct Registered {
 pub(crate) const REGISTRY: &[Registered] = &[
     Registered { name: AttentionSubgroup::NAME, operator: "attention", family: 'S' },
     Registered { name: AttentionTiled::NAME, operator: "attention", family: 'W' },
+    Registered { name: delta_chunk::GATHER, operator: "delta_rule", family: 'W' },
+    Registered { name: delta_chunk::SCORES, operator: "delta_rule", family: 'W' },
+    Registered { name: delta_chunk::SOLVE, operator: "delta_rule", family: 'W' },
+    Registered { name: delta_chunk::STATE, operator: "delta_rule", family: 'W' },
+    Registered { name: delta_chunk::OUTPUT, operator: "delta_rule", family: 'W' },
     Registered { name: DeltaStepSubgroup::NAME, operator: "delta_rule", family: 'S' },
     Registered { name: DeltaStep::NAME, operator: "delta_rule", family: 'W' },
     Registered { name: merge_partials::NAME, operator: "merge", family: 'W' },

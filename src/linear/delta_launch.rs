@@ -6,7 +6,7 @@ use super::delta::{DeltaInputs, DeltaOutput, DeltaRule, DeltaShape, check_packed
 use super::delta_plan::DeltaPlan;
 use crate::gpu::{Binding, Copy, DType, Gpu, Step, Table, Tensor};
 use crate::kernels::delta_step::{Params, Problem};
-use crate::kernels::pack_words;
+use crate::kernels::{delta_chunk, pack_words};
 use crate::{Error, Result};
 
 /// Sequences and tokens of one series of dispatches.
@@ -15,6 +15,9 @@ struct Slab {
     sequences: Range<usize>,
     tokens: Range<usize>,
 }
+
+/// Scratch memory may take this much.
+const SCRATCH_BYTES: u64 = 64 << 20;
 
 struct Launch<'a> {
     gpu: &'a Gpu,
@@ -72,7 +75,11 @@ impl DeltaRule {
             o = Tensor::uninitialised(gpu, DType::F32, o.shape())?;
         }
         let launch = Launch { gpu, problem, plan, inputs, o, state: &out.state, table, params, absent, fresh };
-        let mut steps = launch.steps()?;
+        let mut steps = if launch.plan.kernel == delta_chunk::NAME && problem.tokens > 0 {
+            launch.chunk_steps()?
+        } else {
+            launch.steps()?
+        };
         if out.o.dtype() != DType::F32 && !out.o.is_empty() {
             let limit = gpu.limits().workgroups;
             let source = launch.o.bind(gpu, 0, launch.o.len());
@@ -243,7 +250,7 @@ impl Launch<'_> {
                     kernel: self.plan.kernel,
                     constants: constants.clone(),
                     params: bytemuck::bytes_of(&params).to_vec(),
-                    bindings,
+                    bindings: bindings.to_vec(),
                     groups: [
                         (p.dim_v as u32).div_ceil(self.plan.tuning.columns),
                         p.heads as u32,
@@ -256,8 +263,92 @@ impl Launch<'_> {
         Ok(steps)
     }
 
+    /// Dispatches of the chunk-parallel form: of each slab its chunks, then the states, then the outputs.
+    fn chunk_steps(&self) -> Result<Vec<Step>> {
+        let (p, limits) = (&self.problem, self.gpu.limits());
+        let stride = delta_chunk::stride(p);
+        let chunk = delta_chunk::CHUNK;
+        let flops = delta_chunk::flops(p);
+        let allowed = limits.binding_bytes.min(limits.buffer_bytes).min(SCRATCH_BYTES);
+        let scratch_bytes = |s: usize, c: usize| (s * p.heads * c * stride * 4) as u64;
+        // a workgroup's number holds its chunk and, at most, this many blocks
+        let blocks = delta_chunk::blocks(p) as usize;
+        let mut n_sequences = p.sequences.min(limits.workgroups as usize);
+        let mut n_chunks = p
+            .tokens
+            .div_ceil(chunk)
+            .min(self.plan.tuning.most_tokens() as usize / chunk)
+            .min(limits.workgroups as usize / blocks)
+            .max(1);
+        loop {
+            let first = Slab { sequences: 0..n_sequences, tokens: 0..(n_chunks * chunk).min(p.tokens) };
+            let needed = scratch_bytes(n_sequences, n_chunks);
+            let largest = flops.iter().max().copied().unwrap_or(0);
+            let heavy = largest * (n_sequences * p.heads * n_chunks) as u64 > limits.dispatch_flops;
+            match self.misfit(&first) {
+                None if needed <= allowed && !heavy => break,
+                _ if n_chunks > 8 => n_chunks = n_chunks.div_ceil(2),
+                _ if n_sequences > 1 => n_sequences = n_sequences.div_ceil(2),
+                _ if n_chunks > 1 => n_chunks = n_chunks.div_ceil(2),
+                None if needed <= allowed => break,
+                Some(error) => return Err(error),
+                None => {
+                    return Err(Error::Binding {
+                        field: "scratch",
+                        needed,
+                        limit: "max_storage_buffer_binding_size",
+                        allowed,
+                        split: "heads",
+                    });
+                }
+            }
+        }
+        let bytes = scratch_bytes(n_sequences, n_chunks);
+        let scratch = Binding { buffer: self.gpu.buffer("scratch", bytes)?, offset: 0, size: bytes };
+        let cut = |n: usize, by: usize| (0..n).step_by(by).map(move |a| a..(a + by).min(n));
+        let mut steps = Vec::new();
+        for sequences in cut(p.sequences, n_sequences) {
+            for tokens in cut(p.tokens, n_chunks * chunk) {
+                let chunks = tokens.len().div_ceil(chunk);
+                let slab = Slab { sequences: sequences.clone(), tokens };
+                let (params, bound) = self.bound(&slab);
+                let params = Params {
+                    chunks: chunks as u32,
+                    stride: stride as u32,
+                    width: delta_chunk::width(p) as u32,
+                    chunk: chunk as u32,
+                    block: delta_chunk::BLOCK as u32,
+                    staged: self.plan.tuning.staged,
+                    dim_k: p.dim_k as u32,
+                    ..params
+                };
+                let [q, k, v, g, table, state, o] = bound;
+                let each = [
+                    vec![q, k, v, g, table.clone(), scratch.clone()],
+                    vec![scratch.clone()],
+                    vec![scratch.clone()],
+                    vec![scratch.clone(), state],
+                    vec![table, scratch.clone(), o],
+                ];
+                let groups = delta_chunk::groups(p, &self.plan.tuning, chunks as u32);
+                for (part, bindings) in each.into_iter().enumerate() {
+                    let kernel = delta_chunk::KERNELS[part];
+                    steps.push(Step {
+                        kernel,
+                        constants: delta_chunk::constants(kernel, p, &self.plan.tuning),
+                        params: bytemuck::bytes_of(&params).to_vec(),
+                        bindings,
+                        groups: [groups[part], p.heads as u32, slab.sequences.len() as u32],
+                        flops: flops[part] * (slab.sequences.len() * p.heads * chunks) as u64,
+                    });
+                }
+            }
+        }
+        Ok(steps)
+    }
+
     /// Parameters and bindings of a slab.
-    fn bound(&self, slab: &Slab) -> (Params, Vec<Binding>) {
+    fn bound(&self, slab: &Slab) -> (Params, [Binding; 7]) {
         let p = &self.problem;
         // kernels count sequences and tokens from the call's first, a binding from the slab's: the difference is
         // taken off the base, and comes back as they add up in 32 bits
@@ -297,7 +388,7 @@ impl Launch<'_> {
             rows: self.plan.tuning.row_split,
             ..self.params
         };
-        let bindings = vec![
+        let bindings = [
             q_binding,
             k_binding,
             v_binding,

@@ -4,6 +4,7 @@ use std::fmt;
 
 use crate::gpu::shader::Constants;
 use crate::kernels::Kernel;
+use crate::kernels::delta_chunk;
 use crate::kernels::delta_step::{self, DeltaStep, DeltaStepSubgroup, Problem, Tuning};
 use crate::limits::Limits;
 use crate::{Error, Result};
@@ -21,13 +22,22 @@ impl DeltaPlan {
     /// Walks the ways from fastest to plainest and takes the first that fits; `forced` leaves only one.
     pub(crate) fn choose(problem: &Problem, limits: &Limits, forced: Option<&str>) -> Result<Self> {
         type Tune = fn(&Problem, &Limits) -> Result<Tuning>;
-        let ways: [(&'static str, Tune); 2] =
-            [(DeltaStepSubgroup::NAME, DeltaStepSubgroup::tune), (DeltaStep::NAME, DeltaStep::tune)];
+        let ways: [(&'static str, Tune); 3] = [
+            (delta_chunk::NAME, delta_chunk::tune),
+            (DeltaStepSubgroup::NAME, DeltaStepSubgroup::tune),
+            (DeltaStep::NAME, DeltaStep::tune),
+        ];
         let mut declined = Vec::new();
         for (kernel, tune) in ways {
             if forced.is_some_and(|f| f != kernel) {
                 declined.push((kernel, "another kernel was asked for".to_owned()));
                 continue;
+            }
+            if forced.is_none() && kernel == delta_chunk::NAME {
+                if let Some(why) = delta_chunk::not_worth_it(problem, limits) {
+                    declined.push((kernel, why));
+                    continue;
+                }
             }
             match tune(problem, limits) {
                 Ok(tuning) => return Ok(Self { kernel, tuning, problem: *problem, declined }),
@@ -47,7 +57,8 @@ impl DeltaPlan {
         own.with(delta_step::operands(&self.problem, limits))
     }
 
-    /// Kernel's name, as in `shaders/`.
+    /// Way to compute: `delta_step_subgroup` or `delta_step` (a token after another), or `delta_chunk` (chunks in
+    /// parallel).
     #[must_use]
     pub fn kernel(&self) -> &'static str {
         self.kernel
@@ -59,7 +70,19 @@ impl DeltaPlan {
         self.tuning.workgroup_bytes
     }
 
-    /// Floating-point operations of the recurrence: decay, prediction, write and read of each state element.
+    /// Floating-point operations of the way chosen.
+    #[must_use]
+    pub fn own_flops(&self) -> u64 {
+        let p = &self.problem;
+        if self.kernel == delta_chunk::NAME {
+            let chunks = p.tokens.div_ceil(delta_chunk::CHUNK) as u64;
+            (p.sequences * p.heads) as u64 * chunks * delta_chunk::flops(p).iter().sum::<u64>()
+        } else {
+            self.flops()
+        }
+    }
+
+    /// Floating-point operations of the recurrence, by which all ways are measured: decay, prediction, write and read of each state element.
     #[must_use]
     pub fn flops(&self) -> u64 {
         let p = &self.problem;
@@ -85,7 +108,8 @@ impl DeltaPlan {
     /// Dependent steps from the first token to the last.
     #[must_use]
     pub fn critical_path(&self) -> u64 {
-        self.problem.tokens as u64
+        let tokens = self.problem.tokens;
+        (if self.kernel == delta_chunk::NAME { tokens.div_ceil(delta_chunk::CHUNK) } else { tokens }) as u64
     }
 
     /// What was chosen, and why the others declined.

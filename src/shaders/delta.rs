@@ -1,14 +1,15 @@
 //! Variants of the delta rule's kernels.
 
 use super::Variants;
-use crate::kernels::Kernel;
+use crate::kernels::{Kernel, delta_chunk};
 use crate::kernels::attention::Operand;
 use crate::kernels::delta_step::{Decay, DeltaStep, DeltaStepSubgroup, Params, Problem};
 use crate::linear::DeltaPlan;
-use crate::{DType, Result};
+use crate::{DType, Limits, Result};
 
 pub(super) fn params_bytes() -> Vec<(&'static str, usize)> {
-    vec![(DeltaStepSubgroup::NAME, size_of::<Params>()), (DeltaStep::NAME, size_of::<Params>())]
+    let steps = [DeltaStepSubgroup::NAME, DeltaStep::NAME];
+    steps.into_iter().chain(delta_chunk::KERNELS).map(|kernel| (kernel, size_of::<Params>())).collect()
 }
 
 /// Problems that use every option and storage type at least once.
@@ -57,6 +58,13 @@ pub(super) fn variants(found: &mut Variants) -> Result<()> {
                 let plan = DeltaPlan::choose(&problem, &limits, Some(kernel))?;
                 found.add(kernel, &plan.constants(&limits), plan.workgroup_bytes())?;
             }
+        }
+    }
+    for problem in problems() {
+        let tuning = delta_chunk::tune(&Problem { keep: false, ..problem }, &Limits::webgpu())?;
+        for kernel in delta_chunk::KERNELS {
+            let bytes = delta_chunk::workgroup_bytes(kernel, &problem, &tuning);
+            found.add(kernel, &delta_chunk::constants(kernel, &problem, &tuning), bytes)?;
         }
     }
     Ok(())

@@ -11,7 +11,7 @@ use crate::{DType, Gpu, Result, Tensor};
 const fn operator(name: &'static str) -> Operator {
     Operator {
         name,
-        paths: &["delta_step_subgroup", "delta_step"],
+        paths: &["delta_step_subgroup", "delta_step", "delta_chunk"],
         dtypes: &[DType::F32, DType::F16, DType::Bf16],
         reference,
         run,
