@@ -28,6 +28,10 @@ const ROWS: u32 = QUADS * 4u;
 const SPREAD: u32 = LANES / ROW_SPLIT;                     // lanes that hold the same rows
 const CHUNKS: u32 = (QUADS + SPREAD - 1u) / SPREAD;        // groups of four of a token's k to a lane
 const CELLS: u32 = SPREAD * COLUMNS;
+const BLOCK: u32 = 16u;                                    // rows that are loaded and stored at a time
+const BLOCKS: u32 = (ROWS + BLOCK - 1u) / BLOCK;
+const HELD: u32 = BLOCKS * BLOCK;
+const WHOLE: bool = ROWS * ROW_SPLIT == DIM_K && ROWS == HELD;
 
 //!include "common/delta.wgsl"
 //!include "common/load_f32.wgsl" as q
@@ -79,26 +83,40 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(subgroup_invocation_id
     let state_at = params.state_base + params.token_base * params.state_slot
         + (sequence * params.heads + head) * DIM_K * DIM_V;
 
-    // rows and columns past the edge are loaded from inside, count as 0, and are not stored
-    var s: array<f32, ROWS * COLUMNS>;
-    for (var x = 0u; x < COLUMNS; x++) { //!unroll
-        let column = column0 + x * SPREAD;
-        for (var i = 0u; i < ROWS; i++) { //!unroll
-            let row = quad0 * 4u + i;
-            let inside = params.fresh == 0u && row < DIM_K && column < DIM_V;
-            let held = state[state_at + min(row, DIM_K - 1u) * DIM_V + min(column, DIM_V - 1u)];
-            s[x * ROWS + i] = select(0.0, held, inside);
+    // Rows and columns past the edge are loaded from inside, count as 0, and are not stored.  Loads and stores stay
+    // in loops, and registers are picked by comparison: each in the text costs milliseconds to compile.
+    var s: array<f32, HELD * COLUMNS>;
+    for (var block = 0u; block < params.row_blocks; block++) {
+        for (var x = 0u; x < COLUMNS; x++) { //!unroll
+            let column = column0 + x * SPREAD;
+            for (var i = 0u; i < BLOCK; i++) { //!unroll
+                let row = quad0 * 4u + block * BLOCK + i;
+                let inside = params.fresh == 0u && row < DIM_K && column < DIM_V
+                    && (WHOLE || block * BLOCK + i < ROWS);
+                let held = state[state_at + min(row, DIM_K - 1u) * DIM_V + min(column, DIM_V - 1u)];
+                let value = select(0.0, held, inside);
+                for (var b = 0u; b < BLOCKS; b++) { //!unroll
+                    s[x * HELD + b * BLOCK + i] = select(s[x * HELD + b * BLOCK + i], value, b == block);
+                }
+            }
         }
     }
     for (var t = 0u; t <= params.token_count; t++) {
         if KEEP || t == live {
-            for (var x = 0u; x < COLUMNS; x++) { //!unroll
-                let column = column0 + x * SPREAD;
-                let at = state_at + t * params.state_slot + quad0 * 4u * DIM_V + column;
-                if column < DIM_V {
-                    for (var i = 0u; i < ROWS; i++) { //!unroll
-                        if ROWS * ROW_SPLIT == DIM_K || quad0 * 4u + i < DIM_K {
-                            state[at + i * DIM_V] = s[x * ROWS + i];
+            for (var block = 0u; block < params.row_blocks; block++) {
+                for (var x = 0u; x < COLUMNS; x++) { //!unroll
+                    let column = column0 + x * SPREAD;
+                    let row0 = quad0 * 4u + block * BLOCK;
+                    let at = state_at + t * params.state_slot + row0 * DIM_V + column;
+                    if column < DIM_V {
+                        for (var i = 0u; i < BLOCK; i++) { //!unroll
+                            var value = s[x * HELD + i];
+                            for (var b = 0u; b < BLOCKS; b++) { //!unroll
+                                value = select(value, s[x * HELD + b * BLOCK + i], b == block);
+                            }
+                            if WHOLE || (block * BLOCK + i < ROWS && row0 + i < DIM_K) {
+                                state[at + i * DIM_V] = value;
+                            }
                         }
                     }
                 }
@@ -143,7 +161,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(subgroup_invocation_id
         }
         if DECAY && !CHANNELS {
             let factor = decay_of(g_load1(g_at + token * params.g_token), head, head);
-            for (var i = 0u; i < ROWS * COLUMNS; i++) { //!unroll
+            for (var i = 0u; i < HELD * COLUMNS; i++) { //!unroll
                 s[i] *= factor;
             }
         }
@@ -155,11 +173,11 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(subgroup_invocation_id
                 if DECAY && CHANNELS {
                     let factor = subgroupShuffle(decay[i / SPREAD][e], source);
                     for (var x = 0u; x < COLUMNS; x++) { //!unroll
-                        s[x * ROWS + i * 4u + e] *= factor;
+                        s[x * HELD + i * 4u + e] *= factor;
                     }
                 }
                 for (var x = 0u; x < COLUMNS; x++) { //!unroll
-                    u[x] = fma(s[x * ROWS + i * 4u + e], kx, u[x]);
+                    u[x] = fma(s[x * HELD + i * 4u + e], kx, u[x]);
                 }
             }
         }
@@ -176,8 +194,8 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(subgroup_invocation_id
                 let kx = subgroupShuffle(kq[i / SPREAD][e], source);
                 let qx = subgroupShuffle(qq[i / SPREAD][e], source);
                 for (var x = 0u; x < COLUMNS; x++) { //!unroll
-                    s[x * ROWS + i * 4u + e] = fma(kx, u[x], s[x * ROWS + i * 4u + e]);
-                    r[x] = fma(s[x * ROWS + i * 4u + e], qx, r[x]);
+                    s[x * HELD + i * 4u + e] = fma(kx, u[x], s[x * HELD + i * 4u + e]);
+                    r[x] = fma(s[x * HELD + i * 4u + e], qx, r[x]);
                 }
             }
         }

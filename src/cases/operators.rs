@@ -24,7 +24,8 @@ pub(super) struct Operator {
 }
 
 /// One line an operator.
-pub(super) const OPERATORS: &[Operator] = &[attention::ATTENTION, delta::DELTA_RULE, delta::GATED_DELTA_RULE, delta::KDA];
+pub(super) const OPERATORS: &[Operator] =
+    &[attention::ATTENTION, delta::DELTA_RULE, delta::GATED_DELTA_RULE, delta::KDA];
 
 pub(super) fn named(name: &str) -> Option<&'static Operator> {
     OPERATORS.iter().find(|o| o.name == name)

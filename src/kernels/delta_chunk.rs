@@ -47,7 +47,10 @@ pub(crate) fn tune(p: &Problem, limits: &Limits) -> Result<Tuning> {
         Err(Error::Unsupported { kernel: NAME, needs: needs.into(), has: has.into() })
     };
     if p.keep {
-        return decline("to pass over the states within a chunk", "a call that keeps the state after each token");
+        return decline(
+            "to pass over the states within a chunk",
+            "a call that keeps the state after each token",
+        );
     }
     if limits.invocations < LANES {
         return decline("workgroups of 64 invocations", "less");
@@ -140,5 +143,7 @@ pub(crate) fn groups(p: &Problem, tuning: &Tuning, chunks: u32) -> [u32; 5] {
 
 /// The most workgroups that one chunk takes on the first axis.
 pub(crate) fn blocks(p: &Problem) -> u32 {
-    ((p.dim_v + width(p)) as u32).div_ceil(LANES).max((CHUNK / BLOCK) as u32 * (p.dim_v as u32).div_ceil(LANES))
+    ((p.dim_v + width(p)) as u32)
+        .div_ceil(LANES)
+        .max((CHUNK / BLOCK) as u32 * (p.dim_v as u32).div_ceil(LANES))
 }

@@ -40,6 +40,7 @@ pub(crate) struct Params {
     pub(crate) eps: f32,
     pub(crate) beta_factor: f32,
     pub(crate) rows: u32,
+    pub(crate) row_blocks: u32,
     pub(crate) chunks: u32,
     pub(crate) stride: u32,
     pub(crate) width: u32,
@@ -105,9 +106,14 @@ pub(crate) struct Tuning {
 }
 
 impl Tuning {
+    /// Blocks of 16 rows of the state to a lane.
+    pub(crate) fn row_blocks(&self, dim_k: usize) -> u32 {
+        (dim_k.div_ceil(4) as u32).div_ceil(self.row_split).div_ceil(4)
+    }
+
     /// Tokens that one dispatch can take.
     pub(crate) fn most_tokens(&self) -> u32 {
-        (LOOP_ITERATIONS / 4 * 3 - 64) / self.per_token
+        (LOOP_ITERATIONS / 4 * 3 - 256) / self.per_token
     }
 }
 
@@ -165,14 +171,18 @@ impl Kernel for DeltaStepSubgroup {
         let rows = quads.div_ceil(row_split) * 4;
         // broadcasts serve all columns of a lane; a single token only streams the state
         let columns = if limits.software && problem.tokens > 4 && rows <= 128 && !narrow { 2 } else { 1 };
-        Ok(Tuning {
+        let mut tuning = Tuning {
             lanes,
             row_split,
             columns: lanes / row_split * columns,
             staged: 0,
             workgroup_bytes: 0,
             per_token: 1,
-        })
+        };
+        if problem.keep {
+            tuning.per_token += tuning.row_blocks(problem.dim_k) + 1;
+        }
+        Ok(tuning)
     }
 
     fn constants(problem: &Problem, tuning: &Tuning) -> Constants {

@@ -226,7 +226,11 @@ impl DeltaRule {
     pub fn run(&self, gpu: &Gpu, inputs: &DeltaInputs<'_>) -> Result<DeltaOutput> {
         let shape = self.shape(inputs)?;
         if !self.output.is_float() {
-            return Err(Error::DType { field: "output", dtype: self.output.name(), allowed: "f32, f16 or bf16" });
+            return Err(Error::DType {
+                field: "output",
+                dtype: self.output.name(),
+                allowed: "f32, f16 or bf16",
+            });
         }
         let out = DeltaOutput {
             o: Tensor::uninitialised(gpu, self.output, inputs.v.shape())?,
@@ -330,7 +334,8 @@ impl DeltaRule {
             check_packed_f32("initial_state", initial)?;
         }
         let eps = self.l2norm.unwrap_or(0.0);
-        for (field, value) in [("eps", eps), ("scale", self.scale_of(&shape)), ("factor", self.numbers()[1])] {
+        for (field, value) in [("eps", eps), ("scale", self.scale_of(&shape)), ("factor", self.numbers()[1])]
+        {
             if !value.is_finite() || (field == "eps" && value < 0.0) {
                 return Err(Error::OutOfRange {
                     field,
@@ -367,7 +372,11 @@ impl DeltaRule {
             (_, Some(g)) => {
                 check_shape("g", g, &[&[batch, tokens, heads], channels].concat())?;
                 if !g.dtype().is_float() {
-                    return Err(Error::DType { field: "g", dtype: g.dtype().name(), allowed: "f32, f16 or bf16" });
+                    return Err(Error::DType {
+                        field: "g",
+                        dtype: g.dtype().name(),
+                        allowed: "f32, f16 or bf16",
+                    });
                 }
                 if self.decay == Decay::Channel {
                     crate::attention::row_stride("g", g)?;

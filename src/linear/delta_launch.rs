@@ -74,7 +74,8 @@ impl DeltaRule {
             fits(gpu, "o as f32", bytes, "tokens")?;
             o = Tensor::uninitialised(gpu, DType::F32, o.shape())?;
         }
-        let launch = Launch { gpu, problem, plan, inputs, o, state: &out.state, table, params, absent, fresh };
+        let launch =
+            Launch { gpu, problem, plan, inputs, o, state: &out.state, table, params, absent, fresh };
         let mut steps = if launch.plan.kernel == delta_chunk::NAME && problem.tokens > 0 {
             launch.chunk_steps()?
         } else {
@@ -109,7 +110,11 @@ impl DeltaRule {
     fn check_outputs(&self, inputs: &DeltaInputs<'_>, out: &DeltaOutput, shape: &DeltaShape) -> Result<()> {
         check_shape("o", &out.o, inputs.v.shape())?;
         if !out.o.dtype().is_float() {
-            return Err(Error::DType { field: "o", dtype: out.o.dtype().name(), allowed: "f32, f16 or bf16" });
+            return Err(Error::DType {
+                field: "o",
+                dtype: out.o.dtype().name(),
+                allowed: "f32, f16 or bf16",
+            });
         }
         if !out.o.is_packed() {
             return Err(Error::Strides {
@@ -147,7 +152,12 @@ impl DeltaRule {
         }
         for (field, tensor, usage, remedy) in [
             ("initial_state", initial, wgpu::BufferUsages::COPY_SRC, "add COPY_SRC to the buffer's usage"),
-            ("state", state, wgpu::BufferUsages::COPY_DST, "add COPY_DST, or update the initial state in place"),
+            (
+                "state",
+                state,
+                wgpu::BufferUsages::COPY_DST,
+                "add COPY_DST, or update the initial state in place",
+            ),
         ] {
             if !tensor.buffer().usage().contains(usage) {
                 let value = format!("{:?}", tensor.buffer().usage());
@@ -224,10 +234,8 @@ impl Launch<'_> {
             (limits.dispatch_flops / flops.max(1)).clamp(1, most.max(1) as u64) as usize
         };
         let mut n_sequences = within(token_flops, p.sequences.min(limits.workgroups as usize));
-        let mut n_tokens = within(
-            token_flops * n_sequences as u64,
-            p.tokens.min(self.plan.tuning.most_tokens() as usize),
-        );
+        let mut n_tokens =
+            within(token_flops * n_sequences as u64, p.tokens.min(self.plan.tuning.most_tokens() as usize));
         loop {
             let first = Slab { sequences: 0..n_sequences, tokens: 0..n_tokens.min(p.tokens) };
             match self.misfit(&first) {
@@ -386,17 +394,11 @@ impl Launch<'_> {
             state_base: base.wrapping_sub(first as u32),
             state_slot: slot as u32,
             rows: self.plan.tuning.row_split,
+            row_blocks: self.plan.tuning.row_blocks(p.dim_k),
             ..self.params
         };
-        let bindings = [
-            q_binding,
-            k_binding,
-            v_binding,
-            g_binding,
-            self.table.clone(),
-            state_binding,
-            o_binding,
-        ];
+        let bindings =
+            [q_binding, k_binding, v_binding, g_binding, self.table.clone(), state_binding, o_binding];
         (params, bindings)
     }
 }

@@ -34,7 +34,10 @@ pub(super) fn workloads() -> Vec<Workload> {
         for way in ["delta_step", "delta_chunk"] {
             add(format!("{rule}_prefill_8x512x128_{way}"), Delta { way: Some(way), ..work });
         }
-        add(format!("{rule}_prefill_8x4096x128_delta_chunk"), Delta { tokens: 4096, way: Some("delta_chunk"), ..work });
+        add(
+            format!("{rule}_prefill_8x4096x128_delta_chunk"),
+            Delta { tokens: 4096, way: Some("delta_chunk"), ..work },
+        );
     }
     all
 }

@@ -94,8 +94,7 @@ impl DeltaCase<'_> {
     }
 
     fn key(&self, data: &[f32], place: usize, head: usize) -> Vec<f64> {
-        let shared =
-            if self.tiled_heads { head % self.heads_k } else { head / (self.heads / self.heads_k) };
+        let shared = if self.tiled_heads { head % self.heads_k } else { head / (self.heads / self.heads_k) };
         let row = &data[(place * self.heads_k + shared) * self.dim_k..][..self.dim_k];
         let sum: f64 = row.iter().map(|&x| f64::from(x) * f64::from(x)).sum();
         let factor = self.l2norm.map_or(1.0, |eps| (sum + eps).sqrt().recip());

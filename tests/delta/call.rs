@@ -2,7 +2,7 @@
 
 use wgpu_attention::linear::{DeltaInputs, DeltaOutput, DeltaRule};
 use wgpu_attention::reference::{DeltaCase, DeltaDecay, DeltaResult, Rounding, delta_rule};
-use wgpu_attention::{DType, Gpu, Result, Tensor};
+use wgpu_attention::{Gpu, Result, Tensor};
 
 use crate::common::{compare, noise};
 

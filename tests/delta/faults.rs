@@ -8,30 +8,64 @@ use crate::common::gpu;
 /// A way, a kernel of it, its text and the fault.
 const FAULTS: &[(&str, &str, &str, &str)] = &[
     // decay after the write
-    ("delta_step", "delta_step", "u = about.x * about.z * (value - about.x * predicted)",
-     "u = about.x * about.z * (value - about.x * predicted / about.w)"),
-    ("delta_step_subgroup", "delta_step_subgroup", "u[x] = beta * (value - rows_add(u[x]));",
-     "u[x] = beta * (value - rows_add(u[x]) * 0.9);"),
+    (
+        "delta_step",
+        "delta_step",
+        "u = about.x * about.z * (value - about.x * predicted)",
+        "u = about.x * about.z * (value - about.x * predicted / about.w)",
+    ),
+    (
+        "delta_step_subgroup",
+        "delta_step_subgroup",
+        "u[x] = beta * (value - rows_add(u[x]));",
+        "u[x] = beta * (value - rows_add(u[x]) * 0.9);",
+    ),
     // transposed state
-    ("delta_step", "delta_step", "let held = state[state_at + min(row, DIM_K - 1u) * DIM_V + column_in];",
-     "let held = state[state_at + min(row, DIM_K - 1u) + DIM_K * column_in];"),
-    ("delta_step_subgroup", "delta_step_subgroup",
-     "let held = state[state_at + min(row, DIM_K - 1u) * DIM_V + min(column, DIM_V - 1u)];",
-     "let held = state[state_at + min(row, DIM_K - 1u) + DIM_K * min(column, DIM_V - 1u)];"),
-    ("delta_chunk", "delta_chunk_state",
-     "let held = state[state_at + min(row0 + i, DIM_K - 1u) * DIM_V + column_in];",
-     "let held = state[state_at + min(row0 + i, DIM_K - 1u) + DIM_K * column_in];"),
+    (
+        "delta_step",
+        "delta_step",
+        "let held = state[state_at + min(row, DIM_K - 1u) * DIM_V + column_in];",
+        "let held = state[state_at + min(row, DIM_K - 1u) + DIM_K * column_in];",
+    ),
+    (
+        "delta_step_subgroup",
+        "delta_step_subgroup",
+        "let held = state[state_at + min(row, DIM_K - 1u) * DIM_V + min(column, DIM_V - 1u)];",
+        "let held = state[state_at + min(row, DIM_K - 1u) + DIM_K * min(column, DIM_V - 1u)];",
+    ),
+    (
+        "delta_chunk",
+        "delta_chunk_state",
+        "let held = state[state_at + min(row0 + i, DIM_K - 1u) * DIM_V + column_in];",
+        "let held = state[state_at + min(row0 + i, DIM_K - 1u) + DIM_K * column_in];",
+    ),
     // the last chunk one token short or long
-    ("delta_chunk", "delta_chunk_gather", "let n = min(max(live, chunk * CHUNK) - chunk * CHUNK, CHUNK);",
-     "let n = min(max(live, chunk * CHUNK + 1u) - chunk * CHUNK - 1u, CHUNK);"),
+    (
+        "delta_chunk",
+        "delta_chunk_gather",
+        "let n = min(max(live, chunk * CHUNK) - chunk * CHUNK, CHUNK);",
+        "let n = min(max(live, chunk * CHUNK + 1u) - chunk * CHUNK - 1u, CHUNK);",
+    ),
     ("delta_chunk", "delta_chunk_output", "if token < live {", "if token + 1u < live {"),
     // the map of heads tiled
-    ("delta_step", "delta_step", "select(head / params.groups, head % params.heads_k, params.tiled == 1u)",
-     "head % params.heads_k"),
-    ("delta_step_subgroup", "delta_step_subgroup",
-     "select(head / params.groups, head % params.heads_k, params.tiled == 1u)", "head % params.heads_k"),
-    ("delta_chunk", "delta_chunk_gather",
-     "select(head / params.groups, head % params.heads_k, params.tiled == 1u)", "head % params.heads_k"),
+    (
+        "delta_step",
+        "delta_step",
+        "select(head / params.groups, head % params.heads_k, params.tiled == 1u)",
+        "head % params.heads_k",
+    ),
+    (
+        "delta_step_subgroup",
+        "delta_step_subgroup",
+        "select(head / params.groups, head % params.heads_k, params.tiled == 1u)",
+        "head % params.heads_k",
+    ),
+    (
+        "delta_chunk",
+        "delta_chunk_gather",
+        "select(head / params.groups, head % params.heads_k, params.tiled == 1u)",
+        "head % params.heads_k",
+    ),
     // the diagonal left out of what a token reads, and put into what it predicts
     ("delta_chunk", "delta_chunk_scores", "if i >= lane {", "if i > lane {"),
     ("delta_chunk", "delta_chunk_scores", "0.0, i == lane);", "0.0, false);"),

@@ -37,17 +37,14 @@ fn kept_states_equal_single_steps_and_going_back_is_exact() {
             let size = states.len() / 8;
             for j in 0..7 {
                 // from the state after j tokens, the next token gives bit for bit what it gave
-                let back = Call { keep: false, ..call.part(j..j + 1, Some(states[j * size..][..size].to_vec())) };
+                let back =
+                    Call { keep: false, ..call.part(j..j + 1, Some(states[j * size..][..size].to_vec())) };
                 let (next, state) = back.run(gpu());
                 assert_eq!(next, o[j * 24..][..24], "{kind:?} {way} {j}");
                 assert_eq!(state, states[(j + 1) * size..][..size], "{kind:?} {way} {j}");
             }
         }
-        let ragged = Call {
-            sequences: Some((vec![0, 2, 2], vec![2, 0, 5])),
-            initial: None,
-            ..call
-        };
+        let ragged = Call { sequences: Some((vec![0, 2, 2], vec![2, 0, 5])), initial: None, ..call };
         ragged.check_all(gpu());
     }
 }
