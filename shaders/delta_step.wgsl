@@ -75,102 +75,99 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         let held = state[state_at + min(row, DIM_K - 1u) * DIM_V + column_in];
         s[i] = select(0.0, held, params.fresh == 0u && row < DIM_K && column < DIM_V);
     }
-    for (var t = 0u; t <= params.token_count; t++) {
-        if KEEP || t == live {
-            let at = state_at + t * params.state_slot + quad0 * 4u * DIM_V + column;
-            for (var i = 0u; i < ROWS; i++) { //!unroll
-                if column < DIM_V && quad0 * 4u + i < DIM_K {
-                    state[at + i * DIM_V] = s[i];
+    // one stage, or one a token where each state is kept
+    var t = 0u;
+    for (var stage = 0u; stage < params.stages; stage++) {
+        let until = select(live, min(stage, live), KEEP);
+        for (; t < until; t++) {
+            let token = start + params.token_base + t;
+            let slot = t % TOKENS;
+            if slot == 0u {
+                let n = min(TOKENS, live - t);
+                workgroupBarrier();
+                for (var ix = lane; ix < n * STAGED; ix += LANES) {
+                    let quad = ix % STAGED;
+                    let d = min(quad, QUADS_K - 1u) * 4u;
+                    let many = min(4u, DIM_K - d);
+                    let from_token = token + ix / STAGED;
+                    tile_k[ix] = select(vec4<f32>(), k_load4(k_at + from_token * params.k_token + d, many), quad < QUADS_K);
+                    tile_q[ix] = select(vec4<f32>(), q_load4(q_at + from_token * params.q_token + d, many), quad < QUADS_K);
+                    if DECAY && CHANNELS {
+                        let gates = g_load4(g_at + from_token * params.g_token + d, many);
+                        var decay = vec4<f32>();
+                        for (var e = 0u; e < 4u; e++) { //!unroll
+                            decay[e] = decay_of(gates[e], head, head * DIM_K + min(d + e, DIM_K - 1u));
+                        }
+                        tile_decay[ix] = decay;
+                    }
                 }
+                workgroupBarrier();
+                for (var j = lane; j < n; j += LANES) {
+                    var factors = vec2<f32>(1.0, 1.0);
+                    if L2NORM {
+                        var sums = vec2<f32>();
+                        for (var i = 0u; i < STAGED; i++) {
+                            let kq = tile_k[j * STAGED + i];
+                            let qq = tile_q[j * STAGED + i];
+                            sums += vec2<f32>(dot(kq, kq), dot(qq, qq));
+                        }
+                        factors = inverseSqrt(sums + params.eps);
+                    }
+                    var decay = 1.0;
+                    if DECAY && !CHANNELS {
+                        decay = decay_of(g_load1(g_at + (token + j) * params.g_token), head, head);
+                    }
+                    tile_token[j] =
+                        vec4<f32>(factors.x, factors.y * params.scale, beta_of(sequence, token + j, head), decay);
+                }
+                workgroupBarrier();
             }
-        }
-        if t >= live {
-            if KEEP {
-                continue;
-            }
-            break;
-        }
-        let token = start + params.token_base + t;
-        let slot = t % TOKENS;
-        if slot == 0u {
-            let n = min(TOKENS, live - t);
-            workgroupBarrier();
-            for (var ix = lane; ix < n * STAGED; ix += LANES) {
-                let quad = ix % STAGED;
-                let d = min(quad, QUADS_K - 1u) * 4u;
-                let many = min(4u, DIM_K - d);
-                let from_token = token + ix / STAGED;
-                tile_k[ix] = select(vec4<f32>(), k_load4(k_at + from_token * params.k_token + d, many), quad < QUADS_K);
-                tile_q[ix] = select(vec4<f32>(), q_load4(q_at + from_token * params.q_token + d, many), quad < QUADS_K);
+            let about = tile_token[slot];
+            let side = (t % 2u) * LANES;
+            var sum = 0.0;
+            for (var i = 0u; i < QUADS; i++) { //!unroll
+                var decay = vec4<f32>(about.w);
                 if DECAY && CHANNELS {
-                    let gates = g_load4(g_at + from_token * params.g_token + d, many);
-                    var decay = vec4<f32>();
-                    for (var e = 0u; e < 4u; e++) { //!unroll
-                        decay[e] = decay_of(gates[e], head, head * DIM_K + min(d + e, DIM_K - 1u));
+                    decay = tile_decay[slot * STAGED + quad0 + i];
+                }
+                let kq = tile_k[slot * STAGED + quad0 + i];
+                for (var e = 0u; e < 4u; e++) { //!unroll
+                    if DECAY {
+                        s[i * 4u + e] *= decay[e];
                     }
-                    tile_decay[ix] = decay;
+                    sum = fma(s[i * 4u + e], kq[e], sum);
                 }
             }
+            tile_sum[side + lane] = sum;
             workgroupBarrier();
-            for (var j = lane; j < n; j += LANES) {
-                var factors = vec2<f32>(1.0, 1.0);
-                if L2NORM {
-                    var sums = vec2<f32>();
-                    for (var i = 0u; i < STAGED; i++) {
-                        let kq = tile_k[j * STAGED + i];
-                        let qq = tile_q[j * STAGED + i];
-                        sums += vec2<f32>(dot(kq, kq), dot(qq, qq));
-                    }
-                    factors = inverseSqrt(sums + params.eps);
+            var predicted = 0.0;
+            var read = 0.0;
+            for (var p = 0u; p < params.rows; p++) {
+                predicted += tile_sum[side + p * COLUMNS + beside];
+                read += tile_read[LANES - side + p * COLUMNS + beside];
+            }
+            if t > 0u && row_part == 0u && column < DIM_V {
+                o[o_at + (token - 1u) * params.o_token] = read;
+            }
+            let value = v_load1(v_at + token * params.v_token + column_in);
+            let u = about.x * about.z * (value - about.x * predicted);
+            var sum_q = 0.0;
+            for (var i = 0u; i < QUADS; i++) { //!unroll
+                let kq = tile_k[slot * STAGED + quad0 + i];
+                let qq = tile_q[slot * STAGED + quad0 + i];
+                for (var e = 0u; e < 4u; e++) { //!unroll
+                    s[i * 4u + e] = fma(kq[e], u, s[i * 4u + e]);
+                    sum_q = fma(s[i * 4u + e], qq[e], sum_q);
                 }
-                var decay = 1.0;
-                if DECAY && !CHANNELS {
-                    decay = decay_of(g_load1(g_at + (token + j) * params.g_token), head, head);
-                }
-                tile_token[j] =
-                    vec4<f32>(factors.x, factors.y * params.scale, beta_of(sequence, token + j, head), decay);
             }
-            workgroupBarrier();
+            tile_read[side + lane] = sum_q * about.y;
         }
-        let about = tile_token[slot];
-        let side = (t % 2u) * LANES;
-        var sum = 0.0;
-        for (var i = 0u; i < QUADS; i++) { //!unroll
-            var decay = vec4<f32>(about.w);
-            if DECAY && CHANNELS {
-                decay = tile_decay[slot * STAGED + quad0 + i];
-            }
-            let kq = tile_k[slot * STAGED + quad0 + i];
-            for (var e = 0u; e < 4u; e++) { //!unroll
-                if DECAY {
-                    s[i * 4u + e] *= decay[e];
-                }
-                sum = fma(s[i * 4u + e], kq[e], sum);
+        let at = state_at + stage * params.state_slot + quad0 * 4u * DIM_V + column;
+        for (var i = 0u; i < ROWS; i++) { //!unroll
+            if column < DIM_V && quad0 * 4u + i < DIM_K {
+                state[at + i * DIM_V] = s[i];
             }
         }
-        tile_sum[side + lane] = sum;
-        workgroupBarrier();
-        var predicted = 0.0;
-        var read = 0.0;
-        for (var p = 0u; p < params.rows; p++) {
-            predicted += tile_sum[side + p * COLUMNS + beside];
-            read += tile_read[LANES - side + p * COLUMNS + beside];
-        }
-        if t > 0u && row_part == 0u && column < DIM_V {
-            o[o_at + (token - 1u) * params.o_token] = read;
-        }
-        let value = v_load1(v_at + token * params.v_token + column_in);
-        let u = about.x * about.z * (value - about.x * predicted);
-        var sum_q = 0.0;
-        for (var i = 0u; i < QUADS; i++) { //!unroll
-            let kq = tile_k[slot * STAGED + quad0 + i];
-            let qq = tile_q[slot * STAGED + quad0 + i];
-            for (var e = 0u; e < 4u; e++) { //!unroll
-                s[i * 4u + e] = fma(kq[e], u, s[i * 4u + e]);
-                sum_q = fma(s[i * 4u + e], qq[e], sum_q);
-            }
-        }
-        tile_read[side + lane] = sum_q * about.y;
     }
     workgroupBarrier();
     let side = ((live + 1u) % 2u) * LANES;

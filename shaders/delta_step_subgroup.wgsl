@@ -101,109 +101,107 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(subgroup_invocation_id
             }
         }
     }
-    for (var t = 0u; t <= params.token_count; t++) {
-        if KEEP || t == live {
-            for (var block = 0u; block < params.row_blocks; block++) {
-                for (var x = 0u; x < COLUMNS; x++) { //!unroll
-                    let column = column0 + x * SPREAD;
-                    let row0 = quad0 * 4u + block * BLOCK;
-                    let at = state_at + t * params.state_slot + row0 * DIM_V + column;
-                    if column < DIM_V {
-                        for (var i = 0u; i < BLOCK; i++) { //!unroll
-                            var value = s[x * HELD + i];
-                            for (var b = 0u; b < BLOCKS; b++) { //!unroll
-                                value = select(value, s[x * HELD + b * BLOCK + i], b == block);
-                            }
-                            if WHOLE || (block * BLOCK + i < ROWS && row0 + i < DIM_K) {
-                                state[at + i * DIM_V] = value;
-                            }
+    // One stage, or one a token where each state is kept: stores in the loop over tokens would cost every token,
+    // for processors that pretend to be GPUs run what is masked off.
+    var t = 0u;
+    for (var stage = 0u; stage < params.stages; stage++) {
+        let until = select(live, min(stage, live), KEEP);
+        for (; t < until; t++) {
+            let token = start + params.token_base + t;
+            var kq: array<vec4<f32>, CHUNKS>;
+            var qq: array<vec4<f32>, CHUNKS>;
+            var decay: array<vec4<f32>, CHUNKS>;
+            var sums = vec2<f32>();
+            for (var m = 0u; m < CHUNKS; m++) { //!unroll
+                let mine = m * SPREAD + spread;
+                let inside = mine < QUADS && quad0 + mine < QUADS_K;
+                let d = min(quad0 + mine, QUADS_K - 1u) * 4u;
+                let n = min(4u, DIM_K - d);
+                kq[m] = select(vec4<f32>(), k_load4(k_at + token * params.k_token + d, n), inside);
+                qq[m] = select(vec4<f32>(), q_load4(q_at + token * params.q_token + d, n), inside);
+                if L2NORM {
+                    sums += vec2<f32>(dot(kq[m], kq[m]), dot(qq[m], qq[m]));
+                }
+                if DECAY && CHANNELS {
+                    let gates = g_load4(g_at + token * params.g_token + d, n);
+                    for (var e = 0u; e < 4u; e++) { //!unroll
+                        let channel = min(d + e, DIM_K - 1u);
+                        decay[m][e] = decay_of(gates[e], head, head * DIM_K + channel);
+                    }
+                }
+            }
+            var q_factor = params.scale;
+            if L2NORM {
+                let k_factor = inverseSqrt(lanes_add(sums.x) + params.eps);
+                q_factor *= inverseSqrt(lanes_add(sums.y) + params.eps);
+                for (var m = 0u; m < CHUNKS; m++) { //!unroll
+                    kq[m] *= k_factor;
+                }
+            }
+            if DECAY && !CHANNELS {
+                let factor = decay_of(g_load1(g_at + token * params.g_token), head, head);
+                for (var i = 0u; i < HELD * COLUMNS; i++) { //!unroll
+                    s[i] *= factor;
+                }
+            }
+            var u: array<f32, COLUMNS>;
+            for (var i = 0u; i < QUADS; i++) { //!unroll
+                for (var e = 0u; e < 4u; e++) { //!unroll
+                    let source = row_part + ROW_SPLIT * (i % SPREAD);
+                    let kx = subgroupShuffle(kq[i / SPREAD][e], source);
+                    if DECAY && CHANNELS {
+                        let factor = subgroupShuffle(decay[i / SPREAD][e], source);
+                        for (var x = 0u; x < COLUMNS; x++) { //!unroll
+                            s[x * HELD + i * 4u + e] *= factor;
+                        }
+                    }
+                    for (var x = 0u; x < COLUMNS; x++) { //!unroll
+                        u[x] = fma(s[x * HELD + i * 4u + e], kx, u[x]);
+                    }
+                }
+            }
+            let beta = beta_of(sequence, token, head);
+            var r: array<f32, COLUMNS>;
+            for (var x = 0u; x < COLUMNS; x++) { //!unroll
+                let column = min(column0 + x * SPREAD, DIM_V - 1u);
+                let value = v_load1(v_at + token * params.v_token + column);
+                u[x] = beta * (value - rows_add(u[x]));
+            }
+            for (var i = 0u; i < QUADS; i++) { //!unroll
+                for (var e = 0u; e < 4u; e++) { //!unroll
+                    let source = row_part + ROW_SPLIT * (i % SPREAD);
+                    let kx = subgroupShuffle(kq[i / SPREAD][e], source);
+                    let qx = subgroupShuffle(qq[i / SPREAD][e], source);
+                    for (var x = 0u; x < COLUMNS; x++) { //!unroll
+                        s[x * HELD + i * 4u + e] = fma(kx, u[x], s[x * HELD + i * 4u + e]);
+                        r[x] = fma(s[x * HELD + i * 4u + e], qx, r[x]);
+                    }
+                }
+            }
+            for (var x = 0u; x < COLUMNS; x++) { //!unroll
+                let column = column0 + x * SPREAD;
+                let read = rows_add(r[x]) * q_factor;
+                if row_part == 0u && column < DIM_V {
+                    o[o_at + token * params.o_token + column] = read;
+                }
+            }
+        }
+        for (var block = 0u; block < params.row_blocks; block++) {
+            for (var x = 0u; x < COLUMNS; x++) { //!unroll
+                let column = column0 + x * SPREAD;
+                let row0 = quad0 * 4u + block * BLOCK;
+                let at = state_at + stage * params.state_slot + row0 * DIM_V + column;
+                if column < DIM_V {
+                    for (var i = 0u; i < BLOCK; i++) { //!unroll
+                        var value = s[x * HELD + i];
+                        for (var b = 0u; b < BLOCKS; b++) { //!unroll
+                            value = select(value, s[x * HELD + b * BLOCK + i], b == block);
+                        }
+                        if WHOLE || (block * BLOCK + i < ROWS && row0 + i < DIM_K) {
+                            state[at + i * DIM_V] = value;
                         }
                     }
                 }
-            }
-        }
-        if t >= live {
-            if KEEP {
-                continue;
-            }
-            break;
-        }
-        let token = start + params.token_base + t;
-        var kq: array<vec4<f32>, CHUNKS>;
-        var qq: array<vec4<f32>, CHUNKS>;
-        var decay: array<vec4<f32>, CHUNKS>;
-        var sums = vec2<f32>();
-        for (var m = 0u; m < CHUNKS; m++) { //!unroll
-            let mine = m * SPREAD + spread;
-            let inside = mine < QUADS && quad0 + mine < QUADS_K;
-            let d = min(quad0 + mine, QUADS_K - 1u) * 4u;
-            let n = min(4u, DIM_K - d);
-            kq[m] = select(vec4<f32>(), k_load4(k_at + token * params.k_token + d, n), inside);
-            qq[m] = select(vec4<f32>(), q_load4(q_at + token * params.q_token + d, n), inside);
-            if L2NORM {
-                sums += vec2<f32>(dot(kq[m], kq[m]), dot(qq[m], qq[m]));
-            }
-            if DECAY && CHANNELS {
-                let gates = g_load4(g_at + token * params.g_token + d, n);
-                for (var e = 0u; e < 4u; e++) { //!unroll
-                    let channel = min(d + e, DIM_K - 1u);
-                    decay[m][e] = decay_of(gates[e], head, head * DIM_K + channel);
-                }
-            }
-        }
-        var q_factor = params.scale;
-        if L2NORM {
-            let k_factor = inverseSqrt(lanes_add(sums.x) + params.eps);
-            q_factor *= inverseSqrt(lanes_add(sums.y) + params.eps);
-            for (var m = 0u; m < CHUNKS; m++) { //!unroll
-                kq[m] *= k_factor;
-            }
-        }
-        if DECAY && !CHANNELS {
-            let factor = decay_of(g_load1(g_at + token * params.g_token), head, head);
-            for (var i = 0u; i < HELD * COLUMNS; i++) { //!unroll
-                s[i] *= factor;
-            }
-        }
-        var u: array<f32, COLUMNS>;
-        for (var i = 0u; i < QUADS; i++) { //!unroll
-            for (var e = 0u; e < 4u; e++) { //!unroll
-                let source = row_part + ROW_SPLIT * (i % SPREAD);
-                let kx = subgroupShuffle(kq[i / SPREAD][e], source);
-                if DECAY && CHANNELS {
-                    let factor = subgroupShuffle(decay[i / SPREAD][e], source);
-                    for (var x = 0u; x < COLUMNS; x++) { //!unroll
-                        s[x * HELD + i * 4u + e] *= factor;
-                    }
-                }
-                for (var x = 0u; x < COLUMNS; x++) { //!unroll
-                    u[x] = fma(s[x * HELD + i * 4u + e], kx, u[x]);
-                }
-            }
-        }
-        let beta = beta_of(sequence, token, head);
-        var r: array<f32, COLUMNS>;
-        for (var x = 0u; x < COLUMNS; x++) { //!unroll
-            let column = min(column0 + x * SPREAD, DIM_V - 1u);
-            let value = v_load1(v_at + token * params.v_token + column);
-            u[x] = beta * (value - rows_add(u[x]));
-        }
-        for (var i = 0u; i < QUADS; i++) { //!unroll
-            for (var e = 0u; e < 4u; e++) { //!unroll
-                let source = row_part + ROW_SPLIT * (i % SPREAD);
-                let kx = subgroupShuffle(kq[i / SPREAD][e], source);
-                let qx = subgroupShuffle(qq[i / SPREAD][e], source);
-                for (var x = 0u; x < COLUMNS; x++) { //!unroll
-                    s[x * HELD + i * 4u + e] = fma(kx, u[x], s[x * HELD + i * 4u + e]);
-                    r[x] = fma(s[x * HELD + i * 4u + e], qx, r[x]);
-                }
-            }
-        }
-        for (var x = 0u; x < COLUMNS; x++) { //!unroll
-            let column = column0 + x * SPREAD;
-            let read = rows_add(r[x]) * q_factor;
-            if row_part == 0u && column < DIM_V {
-                o[o_at + token * params.o_token + column] = read;
             }
         }
     }

@@ -24,6 +24,7 @@ struct Params {
     eps: f32,           // of the l2 norm
     beta_factor: f32,   // of beta's sigmoid
     rows: u32,          // lanes that share a column
+    stages: u32,        // of the tokens, with the state stored after each
     row_blocks: u32,    // of 16 rows to a lane
     chunks: u32,        // of this dispatch, to a sequence and head
     stride: u32,        // elements of scratch between chunks

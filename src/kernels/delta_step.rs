@@ -40,6 +40,7 @@ pub(crate) struct Params {
     pub(crate) eps: f32,
     pub(crate) beta_factor: f32,
     pub(crate) rows: u32,
+    pub(crate) stages: u32,
     pub(crate) row_blocks: u32,
     pub(crate) chunks: u32,
     pub(crate) stride: u32,
@@ -180,7 +181,8 @@ impl Kernel for DeltaStepSubgroup {
             per_token: 1,
         };
         if problem.keep {
-            tuning.per_token += tuning.row_blocks(problem.dim_k) + 1;
+            // a stage, its block stores, and leaving both loops
+            tuning.per_token += tuning.row_blocks(problem.dim_k) + 3;
         }
         Ok(tuning)
     }
@@ -225,7 +227,8 @@ impl Kernel for DeltaStep {
             });
         }
         let staged = room.min(8);
-        // staging: loads, then sums of squares, shared by the tokens staged
+        // staging: loads, then sums of squares, shared by the tokens staged; a masked-off loop still runs once where
+        // a processor pretends to be a GPU, and there are three of them a token
         let per_stage = (staged * padded).div_ceil(lanes) + 2 + 2 * (padded + 2);
         Ok(Tuning {
             lanes,
@@ -235,7 +238,7 @@ impl Kernel for DeltaStep {
             workgroup_bytes: staged * token_bytes
                 + 16 * lanes
                 + if problem.decay == Decay::Channel { 0 } else { 16 },
-            per_token: 1 + (row_split + 1) + per_stage.div_ceil(staged),
+            per_token: 6 + (row_split + 1) + per_stage.div_ceil(staged),
         })
     }
 

@@ -394,6 +394,7 @@ impl Launch<'_> {
             state_base: base.wrapping_sub(first as u32),
             state_slot: slot as u32,
             rows: self.plan.tuning.row_split,
+            stages: if p.keep { slab.tokens.len() as u32 + 1 } else { 1 },
             row_blocks: self.plan.tuning.row_blocks(p.dim_k),
             ..self.params
         };

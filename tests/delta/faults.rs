@@ -14,12 +14,7 @@ const FAULTS: &[(&str, &str, &str, &str)] = &[
         "u = about.x * about.z * (value - about.x * predicted)",
         "u = about.x * about.z * (value - about.x * predicted / about.w)",
     ),
-    (
-        "delta_step_subgroup",
-        "delta_step_subgroup",
-        "u[x] = beta * (value - rows_add(u[x]));",
-        "u[x] = beta * (value - rows_add(u[x]) * 0.9);",
-    ),
+    ("delta_step_subgroup", "delta_step_subgroup", "s[i] *= factor;", "s[i] *= 1.0 + 0.0 * factor;"),
     // transposed state
     (
         "delta_step",
