@@ -5,8 +5,8 @@ use std::ops::Range;
 use super::delta::{DeltaInputs, DeltaOutput, DeltaRule, DeltaShape, check_packed_f32, check_shape};
 use super::delta_plan::DeltaPlan;
 use crate::gpu::{Binding, Copy, DType, Gpu, Step, Table, Tensor};
-use crate::kernels::delta_step::{Params, Problem};
-use crate::kernels::{delta_chunk, pack_words};
+use crate::kernels::delta_step::{DeltaStep, Params, Problem};
+use crate::kernels::{Kernel, delta_chunk, pack_words};
 use crate::{Error, Result};
 
 /// Sequences and tokens of one series of dispatches.
@@ -46,7 +46,11 @@ impl DeltaRule {
     ) -> Result<(Vec<Copy>, Vec<Step>)> {
         let shape = self.shape(inputs)?;
         let problem = self.problem(inputs)?;
-        let plan = DeltaPlan::choose(&problem, gpu.limits(), self.forced())?;
+        let mut plan = DeltaPlan::choose(&problem, gpu.limits(), self.forced())?;
+        if problem.tokens == 0 && plan.kernel == delta_chunk::NAME {
+            // there is no chunk, but the state is still written
+            plan = DeltaPlan::choose(&problem, gpu.limits(), Some(DeltaStep::NAME))?;
+        }
         self.check_outputs(inputs, out, &shape)?;
         if shape.sequences == 0 || shape.heads == 0 {
             return Ok((Vec::new(), Vec::new()));
@@ -76,11 +80,8 @@ impl DeltaRule {
         }
         let launch =
             Launch { gpu, problem, plan, inputs, o, state: &out.state, table, params, absent, fresh };
-        let mut steps = if launch.plan.kernel == delta_chunk::NAME && problem.tokens > 0 {
-            launch.chunk_steps()?
-        } else {
-            launch.steps()?
-        };
+        let mut steps =
+            if launch.plan.kernel == delta_chunk::NAME { launch.chunk_steps()? } else { launch.steps()? };
         if out.o.dtype() != DType::F32 && !out.o.is_empty() {
             let limit = gpu.limits().workgroups;
             let source = launch.o.bind(gpu, 0, launch.o.len());
