@@ -3,6 +3,8 @@
 mod launch;
 mod merge;
 
+pub(crate) use launch::check_output;
+pub(crate) use merge::merge_steps;
 pub use merge::{Partial, merge_partials, record_merge};
 
 use crate::gpu::{DType, Gpu, Tensor};

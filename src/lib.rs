@@ -13,9 +13,11 @@ pub mod linear;
 mod mask;
 #[doc(hidden)]
 pub mod measure;
+mod mla;
 pub mod model;
 mod plan;
 pub mod reference;
+mod rope;
 #[doc(hidden)]
 pub mod shaders;
 
@@ -26,7 +28,9 @@ pub use error::{Error, Result};
 pub use gpu::{AdapterSummary, Backend, DType, Element, Gpu, GpuBuilder, Tensor, adapters};
 pub use limits::{LOOP_ITERATIONS, Limits, SUBGROUP_SIZES};
 pub use mask::{MAX_POSITION, Mask, Positions};
+pub use mla::{Mla, MlaOutput, MlaPath, MlaPlan, MlaShape, MlaTensors};
 pub use plan::AttentionPlan;
+pub use rope::{Angles, Rotary, RotaryTable};
 
 /// The README's code compiles.
 #[cfg(doctest)]

@@ -129,6 +129,12 @@ impl Positions {
         Self { q_start, ..*self }
     }
 
+    /// The same mask over keys `first .. first + count` alone.
+    #[must_use]
+    pub(crate) fn over(&self, first: usize, count: usize) -> Self {
+        Self { k_start: self.k_start + first as i64, n_k: count as i64, ..*self }
+    }
+
     /// Whether query row `i` sees key `j` (both counted from 0 in this call).
     #[must_use]
     pub fn visible(&self, i: usize, j: usize) -> bool {

@@ -12,7 +12,10 @@ use wgpu_attention::reference::Rounding;
 use wgpu_attention::{DType, Gpu};
 
 /// Cases that are also run with 16-bit storage: one of each shape of call.
-const SIXTEEN_BIT: [&str; 6] = [
+const SIXTEEN_BIT: [&str; 9] = [
+    "mla_prefill_small",
+    "mla_odd_sizes",
+    "rope_partial_quarter",
     "attention_decode_gqa",
     "attention_mha_causal",
     "attention_head_dim_80",

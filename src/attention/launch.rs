@@ -53,7 +53,7 @@ struct Launch<'a> {
 
 impl Attention {
     /// Copies and dispatches of a call; everything is refused here or not at all.
-    pub(super) fn launch(
+    pub(crate) fn launch(
         &self,
         gpu: &Gpu,
         q: &Tensor,
@@ -126,7 +126,7 @@ impl Attention {
     }
 }
 
-fn check_output(field: &'static str, t: &Tensor, shape: &[usize]) -> Result<()> {
+pub(crate) fn check_output(field: &'static str, t: &Tensor, shape: &[usize]) -> Result<()> {
     if t.shape() != shape {
         return Err(Error::Shape {
             field,

@@ -34,7 +34,7 @@ pub fn merge_partials(gpu: &Gpu, parts: &[Partial]) -> Result<AttentionOutput> {
     let o = Tensor::uninitialised(gpu, DType::F32, shape)?;
     let lse = Some(Tensor::uninitialised(gpu, DType::F32, [shape[0], shape[1], shape[2]])?);
     let out = AttentionOutput { o, lse };
-    gpu.run_steps(&[], &steps(gpu, parts, &out)?)?;
+    gpu.run_steps(&[], &merge_steps(gpu, parts, &out)?)?;
     Ok(out)
 }
 
@@ -48,7 +48,7 @@ pub fn record_merge(
     parts: &[Partial],
     out: &AttentionOutput,
 ) -> Result<()> {
-    gpu.record(encoder, &[], &steps(gpu, parts, out)?)
+    gpu.record(encoder, &[], &merge_steps(gpu, parts, out)?)
 }
 
 fn check(parts: &[Partial]) -> Result<[usize; 4]> {
@@ -100,7 +100,7 @@ fn check_tensor(field: &'static str, tensor: &Tensor, expected: &[usize]) -> Res
 }
 
 /// Folds the parts into the result two stacks at a time: the result so far, and the next part.
-fn steps(gpu: &Gpu, parts: &[Partial], out: &AttentionOutput) -> Result<Vec<Step>> {
+pub(crate) fn merge_steps(gpu: &Gpu, parts: &[Partial], out: &AttentionOutput) -> Result<Vec<Step>> {
     let shape = check(parts)?;
     check_tensor("o", &out.o, &shape)?;
     if let Some(lse) = &out.lse {

@@ -2,6 +2,7 @@
 
 mod attention;
 mod delta;
+mod latent;
 
 use std::collections::BTreeMap;
 
@@ -24,8 +25,14 @@ pub(super) struct Operator {
 }
 
 /// One line an operator.
-pub(super) const OPERATORS: &[Operator] =
-    &[attention::ATTENTION, delta::DELTA_RULE, delta::GATED_DELTA_RULE, delta::KDA];
+pub(super) const OPERATORS: &[Operator] = &[
+    attention::ATTENTION,
+    delta::DELTA_RULE,
+    delta::GATED_DELTA_RULE,
+    delta::KDA,
+    latent::MLA,
+    latent::ROPE,
+];
 
 pub(super) fn named(name: &str) -> Option<&'static Operator> {
     OPERATORS.iter().find(|o| o.name == name)

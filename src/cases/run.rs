@@ -35,9 +35,13 @@ impl Case {
     }
 
     pub(super) fn four(&self, name: &str) -> Result<[usize; 4]> {
+        self.axes(name)
+    }
+
+    pub(super) fn axes<const N: usize>(&self, name: &str) -> Result<[usize; N]> {
         let shape = &self.input(name)?.shape;
-        <[usize; 4]>::try_from(shape.as_slice())
-            .map_err(|_| self.fault(&format!("in.{name}"), format!("has shape {shape:?}, not four axes")))
+        <[usize; N]>::try_from(shape.as_slice())
+            .map_err(|_| self.fault(&format!("in.{name}"), format!("has shape {shape:?}, not {N} axes")))
     }
 
     pub(super) fn number(&self, object: &Value, key: &str) -> Result<Option<f64>> {

@@ -36,7 +36,7 @@ struct Inner {
     edit: Option<(String, String)>,
     /// Scratch buffers, grown on demand: dispatches of one queue run in order, and each operator writes what
     /// it reads. Two, since a dispatch may not read and write one buffer.
-    scratch: [Mutex<Option<wgpu::Buffer>>; 2],
+    scratch: [Mutex<Option<wgpu::Buffer>>; 10],
     lost: Arc<Mutex<Option<String>>>,
     /// Error scopes that were not resolved at once (browsers); the next read reports them.
     pending: Mutex<Vec<(String, ErrorFuture)>>,
@@ -281,7 +281,9 @@ impl Gpu {
         self.scoped(what, || self.0.device.create_buffer(&desc))
     }
 
-    /// Scratch memory of at least `bytes`, shared by all calls of this device; one of two buffers.
+    /// Scratch memory of at least `bytes`, shared by all calls of this device; one of ten buffers.
+    ///
+    /// Attention takes the first two, operators that contain it the others.
     ///
     /// Only for work that goes into one submission: between two of them another call may write here.
     pub(crate) fn scratch(&self, which: usize, bytes: u64) -> Result<wgpu::Buffer> {

@@ -44,7 +44,9 @@ shader_files!(
     "common/pack_bf16.wgsl",
     "common/pack_f16.wgsl",
     "common/store_bf16.wgsl",
+    "common/store_bf16_pair.wgsl",
     "common/store_f16.wgsl",
+    "common/store_f16_pair.wgsl",
     "common/store_f32.wgsl",
     "common/store_f32_element.wgsl",
     "delta_chunk_gather.wgsl",
@@ -56,6 +58,8 @@ shader_files!(
     "delta_step_subgroup.wgsl",
     "merge_partials.wgsl",
     "pack_words.wgsl",
+    "project_heads.wgsl",
+    "rope.wgsl",
 );
 
 /// Value of a constant: a number, a switch, or the name of a file in `common/` (or of a type).

@@ -274,6 +274,23 @@ impl Tensor {
         self.shape.iter().product()
     }
 
+    /// Elements from the first to the last, gaps included.
+    pub(crate) fn span(&self) -> usize {
+        let steps = self.shape.iter().zip(self.strides.iter());
+        if self.is_empty() { 0 } else { steps.map(|(&n, &s)| (n - 1) * s).sum::<usize>() + 1 }
+    }
+
+    /// Where four-axis rows lie in a binding: `base`, then the strides of batch, head and row.
+    pub(crate) fn place(&self, base: u32) -> [u32; 4] {
+        let s = &self.strides;
+        [base, s[0] as u32, s[1] as u32, s[2] as u32]
+    }
+
+    /// Bytes from the first element to the last, gaps included.
+    pub(crate) fn span_bytes(&self) -> u64 {
+        self.span() as u64 * self.dtype.bytes() as u64
+    }
+
     /// Whether an axis has no entries.
     #[must_use]
     pub fn is_empty(&self) -> bool {

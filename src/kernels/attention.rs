@@ -43,6 +43,18 @@ impl Operand {
     }
 }
 
+impl Operand {
+    /// File of `shaders/common/` that stores it from kernels that write whole words: 16-bit rows need only
+    /// start on one.
+    pub(crate) fn pair_storer(self) -> &'static str {
+        match (self.dtype, self.quads) {
+            (DType::F16, false) => "store_f16_pair",
+            (DType::Bf16, false) => "store_bf16_pair",
+            _ => self.storer(),
+        }
+    }
+}
+
 /// An attention problem: everything that a plan depends on.
 #[derive(Debug, Clone, PartialEq)]
 #[expect(

@@ -3,6 +3,7 @@
 use bytemuck::{Pod, Zeroable};
 
 use super::attention::Operand;
+use super::grid;
 use crate::gpu::shader::Constants;
 use crate::gpu::{Binding, DType, Step};
 
@@ -57,22 +58,17 @@ pub(crate) fn constants(problem: Problem) -> Constants {
 /// Dispatches for all rows. Bindings: a, its lse, b, its lse, table, o, lse.
 pub(crate) fn steps(problem: Problem, params: Params, bindings: &[Binding; 7], max_groups: u32) -> Vec<Step> {
     let items = params.total as usize * problem.dim_v.div_ceil(4);
-    // rows of the grid stay far from the limit, so that the second dimension takes the rest
-    let width = (items as u32).min(max_groups.min(1024) * LANES);
-    let per_dispatch = width as usize * max_groups as usize;
     let flops = u64::from(params.parts[0] + params.parts[1]) * 10;
-    (0..items)
-        .step_by(per_dispatch)
-        .map(|first| {
-            let now = (items - first).min(per_dispatch);
-            let params = Params { items: items as u32, item_base: first as u32, width, ..params };
+    grid(items, LANES, max_groups)
+        .map(|part| {
+            let params = Params { items: items as u32, item_base: part.first, width: part.width, ..params };
             Step {
                 kernel: NAME,
                 constants: constants(problem),
                 params: bytemuck::bytes_of(&params).to_vec(),
                 bindings: bindings.to_vec(),
-                groups: [width.div_ceil(LANES), now.div_ceil(width as usize) as u32, 1],
-                flops: now as u64 * flops,
+                groups: part.groups,
+                flops: u64::from(part.count) * flops,
             }
         })
         .collect()

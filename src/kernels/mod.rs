@@ -8,6 +8,8 @@ pub(crate) mod delta_chunk;
 pub(crate) mod delta_step;
 pub(crate) mod merge_partials;
 pub(crate) mod pack_words;
+pub(crate) mod project_heads;
+pub(crate) mod rope;
 
 pub(crate) use attention_subgroup::AttentionSubgroup;
 pub(crate) use attention_tiled::AttentionTiled;
@@ -56,7 +58,34 @@ pub(crate) const REGISTRY: &[Registered] = &[
     Registered { name: DeltaStep::NAME, operator: "delta_rule", family: 'W' },
     Registered { name: merge_partials::NAME, operator: "merge", family: 'W' },
     Registered { name: pack_words::NAME, operator: "attention", family: 'W' },
+    Registered { name: rope::NAME, operator: "rope", family: 'W' },
+    Registered { name: project_heads::NAME, operator: "mla", family: 'W' },
     Registered { name: ceiling::COPY, operator: "ceiling", family: 'W' },
     Registered { name: ceiling::READ, operator: "ceiling", family: 'W' },
     Registered { name: ceiling::MULTIPLY_ADD, operator: "ceiling", family: 'W' },
 ];
+
+/// One dispatch's share of independent items, an invocation each.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Part {
+    /// First item.
+    pub(crate) first: u32,
+    /// Items.
+    pub(crate) count: u32,
+    /// Items in a row of the grid.
+    pub(crate) width: u32,
+    /// Workgroups.
+    pub(crate) groups: [u32; 3],
+}
+
+/// Spreads items over dispatches of a two-dimensional grid.
+pub(crate) fn grid(items: usize, lanes: u32, max_groups: u32) -> impl Iterator<Item = Part> {
+    // rows of the grid stay far from the limit, so that the second dimension takes the rest
+    let width = (items as u32).min(max_groups.min(1024) * lanes).max(1);
+    let most = width as usize * max_groups as usize;
+    (0..items).step_by(most).map(move |first| {
+        let count = (items - first).min(most);
+        let groups = [width.div_ceil(lanes), count.div_ceil(width as usize) as u32, 1];
+        Part { first: first as u32, count: count as u32, width, groups }
+    })
+}

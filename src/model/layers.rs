@@ -13,6 +13,15 @@ pub struct Temperature {
     pub offset: u32,
 }
 
+impl Temperature {
+    /// Factor of a query at `position`, counted from 0.
+    #[must_use]
+    pub fn factor(&self, position: i64) -> f64 {
+        let steps = (position + i64::from(self.offset)).div_euclid(i64::from(self.floor.max(1)));
+        1.0 + self.scale * (steps.max(0) as f64 + 1.0).ln()
+    }
+}
+
 /// Softmax attention of one layer.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Attention {

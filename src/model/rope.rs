@@ -92,6 +92,83 @@ pub struct Rope {
     pub scaling: RopeScaling,
 }
 
+impl Rope {
+    /// Plain rotation at base `theta` of the first `rotary_dim` dimensions.
+    #[must_use]
+    pub fn new(theta: f64, rotary_dim: u32, layout: RopeLayout) -> Self {
+        Self { theta, rotary_dim, layout, scaling: RopeScaling::Default }
+    }
+
+    /// Radians that each pair turns from one position to the next, in a sequence of `length` tokens.
+    ///
+    /// The length matters to dynamic scaling and to `longrope` alone.
+    #[must_use]
+    pub fn inverse_frequencies(&self, length: u64) -> Vec<f64> {
+        let d = f64::from(self.rotary_dim);
+        let plain = |theta: f64, i: u32| theta.powf(-2.0 * f64::from(i) / d);
+        let each = |f: &dyn Fn(u32) -> f64| (0..self.rotary_dim / 2).map(f).collect();
+        match &self.scaling {
+            RopeScaling::Default => each(&|i| plain(self.theta, i)),
+            RopeScaling::Linear { factor } => each(&|i| plain(self.theta, i) / factor),
+            RopeScaling::Dynamic { factor, max_position } => {
+                let longest = f64::from(*max_position);
+                let length = (length as f64).max(longest);
+                let grown = factor * length / longest - (factor - 1.0);
+                let theta = self.theta * grown.powf(d / (d - 2.0));
+                each(&|i| plain(theta, i))
+            }
+            RopeScaling::Llama3 { factor, low_freq_factor: low, high_freq_factor: high, original } => {
+                let original = f64::from(*original);
+                each(&|i| {
+                    let inverse = plain(self.theta, i);
+                    let wavelength = std::f64::consts::TAU / inverse;
+                    if wavelength < original / high {
+                        inverse
+                    } else if wavelength > original / low {
+                        inverse / factor
+                    } else {
+                        let share = (original / wavelength - low) / (high - low);
+                        inverse * (1.0 - share) / factor + inverse * share
+                    }
+                })
+            }
+            RopeScaling::Yarn { factor, original, beta_fast, beta_slow, truncate, .. } => {
+                let [low, high] = self.yarn_ramp(*original, [*beta_fast, *beta_slow], *truncate);
+                each(&|i| {
+                    let inverse = plain(self.theta, i);
+                    let slow = ((f64::from(i) - low) / (high - low)).clamp(0.0, 1.0);
+                    inverse * (1.0 - slow) + inverse / factor * slow
+                })
+            }
+            RopeScaling::LongRope { short, long, .. } => {
+                let list = if self.scaling.uses_long(length) { long } else { short };
+                each(&|i| plain(self.theta, i) / list.get(i as usize).copied().unwrap_or(1.0))
+            }
+            RopeScaling::Proportional { rotated, factor } => {
+                each(&|i| if 2 * i < *rotated { plain(self.theta, i) / factor } else { 0.0 })
+            }
+        }
+    }
+
+    /// Pairs between which YaRN's frequencies go from kept to divided.
+    fn yarn_ramp(&self, original: u32, betas: [f64; 2], truncate: bool) -> [f64; 2] {
+        let d = f64::from(self.rotary_dim);
+        let pair = |turns: f64| {
+            d * (f64::from(original) / (turns * std::f64::consts::TAU)).ln() / (2.0 * self.theta.ln())
+        };
+        let [mut low, mut high] = betas.map(pair);
+        if truncate {
+            (low, high) = (low.floor(), high.ceil());
+        }
+        let low = low.max(0.0);
+        high = high.min(d - 1.0);
+        if low == high {
+            high += 0.001;
+        }
+        [low, high]
+    }
+}
+
 impl RopeScaling {
     /// Factor of cosine and sine.
     #[must_use]

@@ -6,7 +6,11 @@
 mod attention;
 mod delta;
 mod merge;
+mod mla;
+mod rope;
 
 pub use attention::{AttentionCase, Rounding, attention};
 pub use delta::{DeltaCase, DeltaDecay, DeltaResult, delta_rule};
 pub use merge::merge;
+pub use mla::{MlaCase, mla};
+pub use rope::rope;
