@@ -397,12 +397,12 @@ fn write_out(module: &[Line], lines: &[Line], out: &mut Vec<Line>) -> Result<()>
         write_out(module, &rest[1..end], &mut body)?;
         for i in 0..count {
             out.push(Line { text: "{".into(), origin: header.origin });
-            out.extend(body.iter().map(|l| match l.text.contains(variable) {
-                true => Line {
-                    text: replace_words(&l.text, |w| (w == variable).then(|| format!("{i}u"))),
-                    origin: l.origin,
-                },
-                false => l.clone(),
+            out.extend(body.iter().map(|l| {
+                if !l.text.contains(variable) {
+                    return l.clone();
+                }
+                let text = replace_words(&l.text, |w| (w == variable).then(|| format!("{i}u")));
+                Line { text, origin: l.origin }
             }));
             out.push(Line { text: "}".into(), origin: rest[end].origin });
         }

@@ -137,7 +137,9 @@ pub fn delta_rule(case: &DeltaCase<'_>, rounding: Rounding) -> DeltaResult {
                 let (q, k) = (case.key(case.q, place, h), case.key(case.k, place, h));
                 for (row, cells) in s.chunks_mut(dim_v).enumerate() {
                     let decay = case.log_decay(at, h, row).exp();
-                    cells.iter_mut().for_each(|x| *x = round(*x * decay));
+                    for x in cells {
+                        *x = round(*x * decay);
+                    }
                 }
                 let beta = f64::from(case.beta[at]);
                 let beta = case.beta_sigmoid.map_or(beta, |factor| factor * sigmoid(beta));

@@ -63,7 +63,9 @@ fn equal_keys_overwrite_each_other() {
 fn keys_that_are_not_normalised() {
     for kind in KINDS {
         let mut call = Call { l2norm: None, ..Call::new(kind, [1, 130, 1, 2, 6, 8]) };
-        call.beta.iter_mut().for_each(|b| *b *= 0.5);
+        for b in &mut call.beta {
+            *b *= 0.5;
+        }
         call.check_all(gpu());
     }
 }
@@ -81,7 +83,9 @@ fn gates_from_logits() {
     for kind in [Kind::Gated, Kind::Kimi] {
         for factor in [1.0, 2.0] {
             let mut call = Call::new(kind, [2, 66, 1, 2, 10, 9]);
-            call.g.iter_mut().for_each(|g| *g *= 5.0);
+            for g in &mut call.g {
+                *g *= 5.0;
+            }
             call.beta = noise(7, call.beta.len()).into_iter().map(|x| 30.0 * x).collect();
             let biases = if kind == Kind::Kimi { 20 } else { 2 };
             call.gate = Some((vec![2f32.ln(), -1.0], noise(11, biases)));
