@@ -16,7 +16,6 @@ use crate::limits::Limits;
 use crate::mask::Mask;
 use crate::plan::AttentionPlan;
 use crate::{Error, Result};
-use cached::Kv;
 
 /// Widest key or value that the kernels take: the latent form of MLA.
 pub const MAX_DIM: usize = 576;

@@ -2,6 +2,7 @@
 
 mod attention;
 mod cache;
+mod delta;
 mod latent;
 mod sparse;
 mod workload;

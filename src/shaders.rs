@@ -2,6 +2,7 @@
 
 mod attention;
 mod cache;
+mod delta;
 mod latent;
 mod sparse;
 
@@ -77,8 +78,14 @@ pub fn origin(kernel: &str, sets: &[(String, String)], line: usize) -> Result<St
 /// Bytes of the parameters that the host writes for each kernel with more than a few.
 #[must_use]
 pub fn params_bytes() -> Vec<(&'static str, usize)> {
-    [attention::params_bytes(), latent::params_bytes(), sparse::params_bytes(), cache::params_bytes()]
-        .concat()
+    [
+        attention::params_bytes(),
+        cache::params_bytes(),
+        delta::params_bytes(),
+        latent::params_bytes(),
+        sparse::params_bytes(),
+    ]
+    .concat()
 }
 
 /// Devices that nobody has, one for each way a kernel can be tuned.
@@ -118,8 +125,9 @@ impl Variants {
 pub fn variants() -> Result<Vec<Variant>> {
     let mut found = Variants::default();
     attention::variants(&mut found)?;
+    cache::variants(&mut found)?;
+    delta::variants(&mut found)?;
     latent::variants(&mut found)?;
     sparse::variants(&mut found)?;
-    cache::variants(&mut found)?;
     Ok(found.0.into_values().collect())
 }

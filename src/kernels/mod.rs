@@ -5,6 +5,8 @@ mod attention_subgroup;
 mod attention_tiled;
 pub(crate) mod cache_append;
 pub(crate) mod ceiling;
+pub(crate) mod delta_chunk;
+pub(crate) mod delta_step;
 pub(crate) mod indexed_attention;
 pub(crate) mod indexer;
 pub(crate) mod merge_partials;
@@ -16,6 +18,7 @@ pub(crate) mod top_k;
 
 pub(crate) use attention_subgroup::AttentionSubgroup;
 pub(crate) use attention_tiled::AttentionTiled;
+use delta_step::{DeltaStep, DeltaStepSubgroup};
 
 use crate::Result;
 use crate::gpu::shader::Constants;
@@ -51,6 +54,13 @@ pub(crate) struct Registered {
 pub(crate) const REGISTRY: &[Registered] = &[
     Registered { name: AttentionSubgroup::NAME, operator: "attention", family: 'S' },
     Registered { name: AttentionTiled::NAME, operator: "attention", family: 'W' },
+    Registered { name: delta_chunk::GATHER, operator: "delta_rule", family: 'W' },
+    Registered { name: delta_chunk::SCORES, operator: "delta_rule", family: 'W' },
+    Registered { name: delta_chunk::SOLVE, operator: "delta_rule", family: 'W' },
+    Registered { name: delta_chunk::STATE, operator: "delta_rule", family: 'W' },
+    Registered { name: delta_chunk::OUTPUT, operator: "delta_rule", family: 'W' },
+    Registered { name: DeltaStepSubgroup::NAME, operator: "delta_rule", family: 'S' },
+    Registered { name: DeltaStep::NAME, operator: "delta_rule", family: 'W' },
     Registered { name: merge_partials::NAME, operator: "merge", family: 'W' },
     Registered { name: pack_words::NAME, operator: "attention", family: 'W' },
     Registered { name: rope::NAME, operator: "rope", family: 'W' },

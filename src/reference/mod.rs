@@ -4,6 +4,7 @@
 //! would share its mistakes.
 
 mod attention;
+mod delta;
 mod merge;
 mod mla;
 pub mod quantised;
@@ -11,6 +12,7 @@ mod rope;
 mod sparse;
 
 pub use attention::{AttentionCase, Rounding, attention};
+pub use delta::{DeltaCase, DeltaDecay, DeltaResult, delta_rule};
 pub use merge::merge;
 pub use mla::{MlaCase, mla};
 pub use rope::rope;
