@@ -441,7 +441,7 @@ fn shape_of(q: &Tensor, k: &Tensor, v: &Tensor) -> Result<AttentionShape> {
 }
 
 /// Elements of the last axis must be neighbours.
-fn row_stride(field: &'static str, t: &Tensor) -> Result<()> {
+pub(crate) fn row_stride(field: &'static str, t: &Tensor) -> Result<()> {
     let last = t.shape().len() - 1;
     if t.shape()[last] > 1 && t.strides()[last] != 1 {
         return Err(Error::Strides {

@@ -9,6 +9,7 @@ mod error;
 mod gpu;
 mod kernels;
 mod limits;
+pub mod linear;
 mod mask;
 #[doc(hidden)]
 pub mod measure;

@@ -1,6 +1,7 @@
 //! Measuring: device time, the adapter's ceilings, and the named workloads that benches and the program share.
 
 mod attention;
+mod recurrent;
 mod workload;
 
 pub use crate::gpu::{Clock, Timing};

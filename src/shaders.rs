@@ -1,6 +1,7 @@
 //! Kernel texts without a device: for the program's `shader` command and for the compilers of other platforms.
 
 mod attention;
+mod recurrent;
 
 use std::collections::BTreeMap;
 
@@ -74,7 +75,7 @@ pub fn origin(kernel: &str, sets: &[(String, String)], line: usize) -> Result<St
 /// Bytes of the parameters that the host writes for each kernel with more than a few.
 #[must_use]
 pub fn params_bytes() -> Vec<(&'static str, usize)> {
-    attention::params_bytes()
+    [attention::params_bytes(), recurrent::params_bytes()].concat()
 }
 
 /// Devices that nobody has, one for each way a kernel can be tuned.
@@ -114,5 +115,6 @@ impl Variants {
 pub fn variants() -> Result<Vec<Variant>> {
     let mut found = Variants::default();
     attention::variants(&mut found)?;
+    recurrent::variants(&mut found)?;
     Ok(found.0.into_values().collect())
 }

@@ -1,6 +1,7 @@
 //! The operators that a case can name, one file a family.
 
 mod attention;
+mod recurrent;
 
 use std::collections::BTreeMap;
 
@@ -23,7 +24,8 @@ pub(super) struct Operator {
 }
 
 /// One line an operator.
-pub(super) const OPERATORS: &[Operator] = &[attention::ATTENTION];
+pub(super) const OPERATORS: &[Operator] =
+    &[attention::ATTENTION, recurrent::CAUSAL_CONV1D, recurrent::LIGHTNING, recurrent::SELECTIVE_SCAN];
 
 pub(super) fn named(name: &str) -> Option<&'static Operator> {
     OPERATORS.iter().find(|o| o.name == name)

@@ -25,10 +25,14 @@ macro_rules! shader_files {
 shader_files!(
     "attention_subgroup.wgsl",
     "attention_tiled.wgsl",
+    "causal_conv1d.wgsl",
     "ceiling_copy.wgsl",
     "ceiling_multiply_add.wgsl",
     "ceiling_read.wgsl",
+    "chunk_states.wgsl",
+    "common/activation.wgsl",
     "common/attention.wgsl",
+    "common/decay.wgsl",
     "common/load_bf16.wgsl",
     "common/load_bf16_element.wgsl",
     "common/load_f16.wgsl",
@@ -40,12 +44,17 @@ shader_files!(
     "common/online_softmax.wgsl",
     "common/pack_bf16.wgsl",
     "common/pack_f16.wgsl",
+    "common/sequences.wgsl",
     "common/store_bf16.wgsl",
     "common/store_f16.wgsl",
     "common/store_f32.wgsl",
     "common/store_f32_element.wgsl",
+    "conv_tail.wgsl",
+    "gated_norm.wgsl",
+    "linear_step.wgsl",
     "merge_partials.wgsl",
     "pack_words.wgsl",
+    "selective_scan.wgsl",
 );
 
 /// Value of a constant: a number, a switch, or the name of a file in `common/` (or of a type).

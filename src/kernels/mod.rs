@@ -3,9 +3,14 @@
 pub(crate) mod attention;
 mod attention_subgroup;
 mod attention_tiled;
+pub(crate) mod causal_conv1d;
 pub(crate) mod ceiling;
+pub(crate) mod chunk_states;
+pub(crate) mod gated_norm;
+pub(crate) mod linear_step;
 pub(crate) mod merge_partials;
 pub(crate) mod pack_words;
+pub(crate) mod selective_scan;
 
 pub(crate) use attention_subgroup::AttentionSubgroup;
 pub(crate) use attention_tiled::AttentionTiled;
@@ -46,6 +51,12 @@ pub(crate) const REGISTRY: &[Registered] = &[
     Registered { name: AttentionTiled::NAME, operator: "attention", family: 'W' },
     Registered { name: merge_partials::NAME, operator: "merge", family: 'W' },
     Registered { name: pack_words::NAME, operator: "attention", family: 'W' },
+    Registered { name: causal_conv1d::NAME, operator: "causal_conv1d", family: 'W' },
+    Registered { name: causal_conv1d::TAIL, operator: "causal_conv1d", family: 'W' },
+    Registered { name: linear_step::NAME, operator: "lightning_attention", family: 'W' },
+    Registered { name: selective_scan::NAME, operator: "selective_scan", family: 'W' },
+    Registered { name: gated_norm::NAME, operator: "gated_norm", family: 'W' },
+    Registered { name: chunk_states::NAME, operator: "lightning_attention", family: 'W' },
     Registered { name: ceiling::COPY, operator: "ceiling", family: 'W' },
     Registered { name: ceiling::READ, operator: "ceiling", family: 'W' },
     Registered { name: ceiling::MULTIPLY_ADD, operator: "ceiling", family: 'W' },
