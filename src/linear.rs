@@ -6,3 +6,17 @@ mod delta_plan;
 
 pub use delta::{DeltaInputs, DeltaOutput, DeltaRule, DeltaShape};
 pub use delta_plan::DeltaPlan;
+mod common;
+mod conv;
+mod decayed;
+mod drive;
+mod lightning;
+mod norm;
+mod scan;
+mod ssd;
+
+pub use conv::{CausalConv1d, ConvOutput};
+pub use lightning::{LightningAttention, LightningOutput};
+pub use norm::GatedNorm;
+pub use scan::{ScanInputs, ScanOutput, SelectiveScan};
+pub use ssd::{Ssd, SsdInputs, SsdOutput};

@@ -4,6 +4,7 @@ mod attention;
 mod cache;
 mod delta;
 mod latent;
+mod recurrent;
 mod sparse;
 mod workload;
 

@@ -4,6 +4,7 @@ mod attention;
 mod cache;
 mod delta;
 mod latent;
+mod recurrent;
 mod sparse;
 
 use std::collections::BTreeMap;
@@ -83,6 +84,7 @@ pub fn params_bytes() -> Vec<(&'static str, usize)> {
         cache::params_bytes(),
         delta::params_bytes(),
         latent::params_bytes(),
+        recurrent::params_bytes(),
         sparse::params_bytes(),
     ]
     .concat()
@@ -128,6 +130,7 @@ pub fn variants() -> Result<Vec<Variant>> {
     cache::variants(&mut found)?;
     delta::variants(&mut found)?;
     latent::variants(&mut found)?;
+    recurrent::variants(&mut found)?;
     sparse::variants(&mut found)?;
     Ok(found.0.into_values().collect())
 }

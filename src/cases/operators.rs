@@ -3,6 +3,7 @@
 mod attention;
 mod delta;
 mod latent;
+mod recurrent;
 mod sparse;
 
 use std::collections::BTreeMap;
@@ -33,6 +34,9 @@ pub(super) const OPERATORS: &[Operator] = &[
     delta::KDA,
     latent::MLA,
     latent::ROPE,
+    recurrent::CAUSAL_CONV1D,
+    recurrent::LIGHTNING,
+    recurrent::SELECTIVE_SCAN,
     sparse::INDEXED_ATTENTION,
     sparse::NSA,
     sparse::TOP_K,
