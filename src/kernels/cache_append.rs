@@ -94,9 +94,8 @@ impl Problem {
     fn items(&self, limits: &Limits) -> Items {
         let Format { heads, width, .. } = self.format;
         let scales = self.format.scales();
-        if scales > 0 {
-            let quads = self.format.padded() / scales / 4;
-            return Items { row: scales, token: scales * heads / self.halves(), quads };
+        if let Some(values) = self.format.padded().checked_div(scales) {
+            return Items { row: scales, token: scales * heads / self.halves(), quads: values / 4 };
         }
         // a processor saves on finding the row; a GPU wants neighbours side by side, and many
         let quads = width.div_ceil(4);

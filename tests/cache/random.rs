@@ -85,16 +85,12 @@ fn play(toy: &mut Toy, seed: u64, operations: usize, max_call: u64) {
     assert!(refused[0] > 0 && refused[1] > 0, "{refused:?}");
 }
 
-fn operations(default: usize) -> usize {
-    default
-}
-
 #[test]
 fn random_operations_on_every_design() {
     let spec = every_design(Storage::F32, 4);
     let builder = Cache::builder(&spec).tokens(48).sequences(2).checkpoints(2);
     let mut toy = Toy::new(gpu(), spec, builder.build(gpu()).unwrap());
-    play(&mut toy, 1, operations(700), 4);
+    play(&mut toy, 1, 700, 4);
 }
 
 #[test]
@@ -102,7 +98,7 @@ fn random_operations_on_pages() {
     let spec = every_design(Storage::F16, 4);
     let builder = Cache::builder(&spec).tokens(48).sequences(3).pages(16, 8).checkpoints(2);
     let mut toy = Toy::new(gpu(), spec, builder.build(gpu()).unwrap());
-    play(&mut toy, 2, operations(700), 4);
+    play(&mut toy, 2, 700, 4);
 }
 
 #[test]
@@ -110,7 +106,7 @@ fn random_operations_on_softmax_layers() {
     let spec = softmax_only(Storage::F32, 8, 5);
     let builder = Cache::builder(&spec).tokens(60).sequences(3).pages(16, 8);
     let mut toy = Toy::new(gpu(), spec, builder.build(gpu()).unwrap());
-    play(&mut toy, 3, operations(1200), 5);
+    play(&mut toy, 3, 1200, 5);
 }
 
 #[test]
@@ -118,5 +114,5 @@ fn random_operations_on_quantised_rows() {
     let spec = softmax_only(Storage::Q8_0, 32, 5);
     let builder = Cache::builder(&spec).tokens(60).sequences(2);
     let mut toy = Toy::new(gpu(), spec, builder.build(gpu()).unwrap());
-    play(&mut toy, 4, operations(500), 5);
+    play(&mut toy, 4, 500, 5);
 }
