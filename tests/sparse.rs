@@ -11,11 +11,29 @@ mod index;
 mod indexed;
 #[path = "sparse/nsa.rs"]
 mod nsa;
+#[path = "sparse/slabs.rs"]
+mod slabs;
 #[path = "sparse/top_k.rs"]
 mod top_k;
 
-use common::gpu;
-use wgpu_attention::{DType, Tensor};
+use std::cell::Cell;
+use std::sync::OnceLock;
+
+use wgpu_attention::{DType, Gpu, Tensor};
+
+thread_local! {
+    /// Whether this thread's calls run on a device whose dispatches hold little work.
+    static CUT: Cell<bool> = const { Cell::new(false) };
+}
+
+fn gpu() -> &'static Gpu {
+    static SMALL: OnceLock<Gpu> = OnceLock::new();
+    if CUT.get() {
+        SMALL.get_or_init(|| Gpu::builder().dispatch_flops(50_000).build().unwrap())
+    } else {
+        common::gpu()
+    }
+}
 
 /// Families that fit the device: with subgroups, and without.
 fn families() -> Vec<bool> {
