@@ -1,7 +1,10 @@
 //! Measuring: device time, the adapter's ceilings, and the named workloads that benches and the program share.
 
 mod attention;
+mod cache;
 mod delta;
+mod latent;
+mod sparse;
 mod workload;
 
 pub use crate::gpu::{Clock, Timing};

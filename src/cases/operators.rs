@@ -3,6 +3,7 @@
 mod attention;
 mod delta;
 mod latent;
+mod sparse;
 
 use std::collections::BTreeMap;
 
@@ -32,6 +33,9 @@ pub(super) const OPERATORS: &[Operator] = &[
     delta::KDA,
     latent::MLA,
     latent::ROPE,
+    sparse::INDEXED_ATTENTION,
+    sparse::NSA,
+    sparse::TOP_K,
 ];
 
 pub(super) fn named(name: &str) -> Option<&'static Operator> {

@@ -159,7 +159,11 @@ impl HostTensor {
 
     /// A tensor on the device, widened to f32.
     pub(super) fn download(gpu: &Gpu, tensor: &Tensor) -> Result<Self> {
-        Ok(Self { shape: tensor.shape().to_vec(), data: HostData::F32(tensor.read_f32(gpu)?) })
+        let data = match tensor.dtype() {
+            DType::I32 => HostData::I32(tensor.read(gpu)?),
+            _ => HostData::F32(tensor.read_f32(gpu)?),
+        };
+        Ok(Self { shape: tensor.shape().to_vec(), data })
     }
 }
 

@@ -3,13 +3,18 @@
 pub(crate) mod attention;
 mod attention_subgroup;
 mod attention_tiled;
+pub(crate) mod cache_append;
 pub(crate) mod ceiling;
 pub(crate) mod delta_chunk;
 pub(crate) mod delta_step;
+pub(crate) mod indexed_attention;
+pub(crate) mod indexer;
 pub(crate) mod merge_partials;
+pub(crate) mod nsa;
 pub(crate) mod pack_words;
 pub(crate) mod project_heads;
 pub(crate) mod rope;
+pub(crate) mod top_k;
 
 pub(crate) use attention_subgroup::AttentionSubgroup;
 pub(crate) use attention_tiled::AttentionTiled;
@@ -60,6 +65,19 @@ pub(crate) const REGISTRY: &[Registered] = &[
     Registered { name: pack_words::NAME, operator: "attention", family: 'W' },
     Registered { name: rope::NAME, operator: "rope", family: 'W' },
     Registered { name: project_heads::NAME, operator: "mla", family: 'W' },
+    Registered { name: indexer::SUBGROUP, operator: "indexed_attention", family: 'S' },
+    Registered { name: indexer::NAME, operator: "indexed_attention", family: 'W' },
+    Registered { name: indexed_attention::SUBGROUP, operator: "indexed_attention", family: 'S' },
+    Registered { name: indexed_attention::NAME, operator: "indexed_attention", family: 'W' },
+    Registered { name: top_k::COUNT, operator: "topk", family: 'W' },
+    Registered { name: top_k::PICK, operator: "topk", family: 'W' },
+    Registered { name: top_k::GATHER, operator: "topk", family: 'W' },
+    Registered { name: nsa::WEIGHTS, operator: "nsa", family: 'W' },
+    Registered { name: nsa::BLOCKS, operator: "nsa", family: 'W' },
+    Registered { name: nsa::GATE, operator: "nsa", family: 'W' },
+    Registered { name: nsa::MEAN, operator: "nsa", family: 'W' },
+    Registered { name: cache_append::APPEND, operator: "cache", family: 'W' },
+    Registered { name: cache_append::QUANTISE, operator: "cache", family: 'W' },
     Registered { name: ceiling::COPY, operator: "ceiling", family: 'W' },
     Registered { name: ceiling::READ, operator: "ceiling", family: 'W' },
     Registered { name: ceiling::MULTIPLY_ADD, operator: "ceiling", family: 'W' },

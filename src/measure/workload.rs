@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use super::{attention, delta};
+use super::{attention, cache, delta, latent, sparse};
 use crate::cases::{REL_L2, REL_MAX};
 use crate::limits::Limits;
 use crate::{DType, Gpu, Result};
@@ -98,7 +98,10 @@ impl Comparison {
 /// Every workload, in the order of tables.
 #[must_use]
 pub fn workloads() -> Vec<Workload> {
-    [attention::workloads(), delta::workloads()].into_iter().flatten().collect()
+    [attention::workloads(), latent::workloads(), sparse::workloads(), delta::workloads(), cache::workloads()]
+        .into_iter()
+        .flatten()
+        .collect()
 }
 
 impl Workload {

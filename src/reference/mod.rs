@@ -7,10 +7,13 @@ mod attention;
 mod delta;
 mod merge;
 mod mla;
+pub mod quantised;
 mod rope;
+mod sparse;
 
 pub use attention::{AttentionCase, Rounding, attention};
 pub use delta::{DeltaCase, DeltaDecay, DeltaResult, delta_rule};
 pub use merge::merge;
 pub use mla::{MlaCase, mla};
 pub use rope::rope;
+pub use sparse::{IndexCase, IndexedCase, NsaCase, NsaResult, index_scores, indexed_attention, nsa, top_k};

@@ -281,7 +281,7 @@ pub(crate) fn close(what: &str, got: &[f32], want: &[f64], bound: f64, step: f64
     compare(what, got, want, bound, step).unwrap();
 }
 
-fn rounded(data: &[f32], dtype: DType) -> Vec<f32> {
+pub(crate) fn rounded(data: &[f32], dtype: DType) -> Vec<f32> {
     match dtype {
         DType::F16 => data.iter().map(|&x| f16::from_f32(x).to_f32()).collect(),
         DType::Bf16 => data.iter().map(|&x| bf16::from_f32(x).to_f32()).collect(),
