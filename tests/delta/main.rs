@@ -26,10 +26,14 @@ fn lengths_around_chunks() {
 
 #[test]
 fn widths_from_one_to_256() {
-    for kind in [Kind::Gated, Kind::Kimi] {
-        for (dim_k, dim_v) in [(1, 1), (2, 67), (5, 3), (33, 130), (128, 64), (256, 10), (6, 256)] {
-            Call::new(kind, [1, 70, 1, 1, dim_k, dim_v]).check_all(gpu());
-        }
+    for (kind, dim_k, dim_v) in [
+        (Kind::Gated, 1, 1),
+        (Kind::Kimi, 2, 67),
+        (Kind::Kimi, 33, 3),
+        (Kind::Gated, 256, 10),
+        (Kind::Gated, 6, 256),
+    ] {
+        Call::new(kind, [1, 70, 1, 1, dim_k, dim_v]).check_all(gpu());
     }
 }
 
