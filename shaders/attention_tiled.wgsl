@@ -27,6 +27,8 @@ const BIAS: bool = false;
 const BIAS_HIDDEN: f32 = -1e30; // a bias at or below hides its key
 const LSE: bool = true;         // lse is wanted
 const PARTIAL: bool = false;    // o and lse hold partials of splits
+const RING: bool = false;       // k and v are rings
+const PAGED: bool = false;      // k and v lie in pages that `table` lists
 // end constants
 const QUADS_K: u32 = (DIM_K + 3u) / 4u;
 const QUADS_V: u32 = (DIM_V + 3u) / 4u;
@@ -54,7 +56,7 @@ const TILE_KV: u32 = KV_TILE * max(Q_PITCH, V_PITCH);
 @group(0) @binding(2) var<storage, read> k: array<k_item>;        // [batch, heads_kv, seq_kv, dim_k]
 @group(0) @binding(3) var<storage, read> v: array<v_item>;        // [batch, heads_kv, seq_kv, dim_v]
 @group(0) @binding(4) var<storage, read> bias: array<bias_item>;  // [1 or batch, 1 or heads_q, seq_q, seq_kv]
-@group(0) @binding(5) var<storage, read> table: array<u32>;       // kv_len, q_starts, sinks, slopes
+@group(0) @binding(5) var<storage, read> table: array<u32>;       // kv_len, q_starts, sinks, slopes, pages
 @group(0) @binding(6) var<storage, read_write> o: array<o_item>;  // [batch, heads_q, seq_q, dim_v]
 @group(0) @binding(7) var<storage, read_write> lse: array<u32>;   // [batch, heads_q, seq_q], f32 bits
 

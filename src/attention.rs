@@ -1,14 +1,17 @@
 //! Softmax attention: MHA, MQA and GQA, prefill and decode.
 
+mod cached;
 mod launch;
 mod merge;
 
+pub use cached::CachedKv;
+pub(crate) use cached::{CachedRows, Kv, QueryPositions};
 pub(crate) use launch::check_output;
 pub(crate) use merge::merge_steps;
 pub use merge::{Partial, merge_partials, record_merge};
 
 use crate::gpu::{DType, Gpu, Tensor};
-use crate::kernels::attention::{Operand, Problem};
+use crate::kernels::attention::{Cached, Operand, Problem};
 use crate::limits::Limits;
 use crate::mask::Mask;
 use crate::plan::AttentionPlan;
@@ -254,17 +257,21 @@ impl Attention {
     /// # Errors
     /// A refused option, shape, stride or limit, by name; or the device's own words.
     pub fn run(&self, gpu: &Gpu, q: &Tensor, k: &Tensor, v: &Tensor) -> Result<AttentionOutput> {
-        let shape = shape_of(q, k, v)?;
+        let out = self.outputs(gpu, &shape_of(q, k, v)?)?;
+        let (copies, steps) = self.launch(gpu, q, &Kv::Tensors(k, v), &out)?;
+        gpu.run_steps(&copies, &steps)?;
+        Ok(out)
+    }
+
+    /// Results of a call, allocated.
+    fn outputs(&self, gpu: &Gpu, shape: &AttentionShape) -> Result<AttentionOutput> {
         let rows = [shape.batch, shape.heads_q, shape.seq_q];
         // refused before anything is allocated
-        self.check_options(&shape)?;
+        self.check_options(shape)?;
         let dtype = self.output.unwrap_or(DType::F32);
         let o = Tensor::uninitialised(gpu, dtype, [rows[0], rows[1], rows[2], shape.dim_v])?;
         let lse = if self.no_lse { None } else { Some(Tensor::uninitialised(gpu, DType::F32, rows)?) };
-        let out = AttentionOutput { o, lse };
-        let (copies, steps) = self.launch(gpu, q, k, v, &out)?;
-        gpu.run_steps(&copies, &steps)?;
-        Ok(out)
+        Ok(AttentionOutput { o, lse })
     }
 
     /// Records the call into the caller's own encoder, writing to the caller's own tensors; submits nothing.
@@ -283,7 +290,7 @@ impl Attention {
         v: &Tensor,
         out: &AttentionOutput,
     ) -> Result<()> {
-        let (copies, steps) = self.launch(gpu, q, k, v, out)?;
+        let (copies, steps) = self.launch(gpu, q, &Kv::Tensors(k, v), out)?;
         gpu.record(encoder, &copies, &steps)
     }
 
@@ -407,6 +414,7 @@ impl Attention {
             lse,
             scale: self.scale.unwrap_or_else(|| (dim_k as f32).powf(-0.5)),
             splits: self.splits,
+            cached: Cached::default(),
         })
     }
 }

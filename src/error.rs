@@ -203,7 +203,7 @@ pub enum Error {
     },
 
     // --- files ---
-    /// A case file does not say what it must.
+    /// A file of a case or of a cache does not say what it must.
     #[error("{path}: {field}: {message}")]
     CaseFile {
         /// File.

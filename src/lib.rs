@@ -3,12 +3,14 @@
 //! Start at [`Attention`] and [`Gpu`]; `docs/architecture.md` draws the way of a call.
 
 mod attention;
+mod cache;
 #[doc(hidden)]
 pub mod cases;
 mod error;
 mod gpu;
 mod kernels;
 mod limits;
+pub mod linear;
 mod mask;
 #[doc(hidden)]
 pub mod measure;
@@ -22,8 +24,9 @@ pub mod shaders;
 mod sparse;
 
 pub use attention::{
-    Attention, AttentionOutput, AttentionShape, MAX_DIM, Partial, merge_partials, record_merge,
+    Attention, AttentionOutput, AttentionShape, CachedKv, MAX_DIM, Partial, merge_partials, record_merge,
 };
+pub use cache::{Cache, CacheBuilder, Prefill, Prefilled, Snapshot};
 pub use error::{Error, Result};
 pub use gpu::{AdapterSummary, Backend, DType, Element, Gpu, GpuBuilder, Tensor, adapters};
 pub use limits::{LOOP_ITERATIONS, Limits, SUBGROUP_SIZES};

@@ -1,6 +1,10 @@
 //! Measuring: device time, the adapter's ceilings, and the named workloads that benches and the program share.
 
 mod attention;
+mod cache;
+mod delta;
+mod latent;
+mod recurrent;
 mod sparse;
 mod workload;
 

@@ -65,7 +65,7 @@ pub type MlaOutput = AttentionOutput;
 /// `o_h = W_UV_h sum_j p_hj c_j` with `p = softmax(scale (W_UK_h^T q_nope_h . c_j + q_rope_h . k_rope_j))`.
 /// The absorbed path computes just that, reading each cached token once for all heads; the expanded path
 /// first turns latents into every head's keys and values, which costs fewer operations for long prompts. Both
-/// give the same answer; [`plan`](Self::plan) says which runs, and why. Source: *DeepSeek-V2*.
+/// give the same answer; [`plan`](Self::plan) says which runs, and why. Source: *`DeepSeek-V2`*.
 #[derive(Debug, Clone, Default)]
 pub struct Mla {
     mask: Mask,
@@ -78,7 +78,7 @@ pub struct Mla {
     kernel: Option<String>,
 }
 
-impl<'a> MlaTensors<'a> {
+impl MlaTensors<'_> {
     /// The two up-projections as views of `kv_b_proj`'s weight `[heads * (nope + dim_v), rank]`, which holds
     /// each head's key rows, then its value rows.
     ///

@@ -46,12 +46,12 @@ pub struct RotaryTable {
     layout: RopeLayout,
 }
 
-fn out_of_range(field: &'static str, value: impl ToString, bound: &str, remedy: &'static str) -> Error {
+fn out_of_range(field: &'static str, value: &dyn ToString, bound: &str, remedy: &'static str) -> Error {
     Error::OutOfRange { field, value: value.to_string(), bound: bound.into(), remedy }
 }
 
 impl Rotary {
-    /// The rotation of a model's layer. Source: *RoFormer*; scalings as Hugging Face's `rope_type`s.
+    /// The rotation of a model's layer. Source: *`RoFormer`*; scalings as Hugging Face's `rope_type`s.
     #[must_use]
     pub fn new(rope: &Rope) -> Self {
         Self::of(Frequencies::Rope(rope.clone()), rope.layout)
@@ -121,7 +121,7 @@ impl Rotary {
         }
         if self.batch == 0 || !positions.len().is_multiple_of(self.batch) {
             let bound = format!("a whole number for each of {} runs", self.batch);
-            return Err(out_of_range("positions", positions.len(), &bound, "give every run as many"));
+            return Err(out_of_range("positions", &positions.len(), &bound, "give every run as many"));
         }
         if self.angles == Angles::HuggingFace && !inverse.is_empty() {
             if let Some(far) = positions.iter().find(|p| p.unsigned_abs() > 1 << 24) {
@@ -303,13 +303,13 @@ fn check_rope(rope: &Rope) -> Result<()> {
     if !rope.rotary_dim.is_multiple_of(2) || rope.rotary_dim == 0 {
         return Err(out_of_range(
             "rotary_dim",
-            rope.rotary_dim,
+            &rope.rotary_dim,
             "even and above 0",
             "round it down to pairs",
         ));
     }
     if !(rope.theta.is_finite() && rope.theta > 0.0) {
-        return Err(out_of_range("theta", rope.theta, "finite and above 0", "read rope_theta of the model"));
+        return Err(out_of_range("theta", &rope.theta, "finite and above 0", "read rope_theta of the model"));
     }
     Ok(())
 }

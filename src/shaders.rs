@@ -1,7 +1,10 @@
 //! Kernel texts without a device: for the program's `shader` command and for the compilers of other platforms.
 
 mod attention;
+mod cache;
+mod delta;
 mod latent;
+mod recurrent;
 mod sparse;
 
 use std::collections::BTreeMap;
@@ -76,7 +79,15 @@ pub fn origin(kernel: &str, sets: &[(String, String)], line: usize) -> Result<St
 /// Bytes of the parameters that the host writes for each kernel with more than a few.
 #[must_use]
 pub fn params_bytes() -> Vec<(&'static str, usize)> {
-    [attention::params_bytes(), latent::params_bytes(), sparse::params_bytes()].concat()
+    [
+        attention::params_bytes(),
+        cache::params_bytes(),
+        delta::params_bytes(),
+        latent::params_bytes(),
+        recurrent::params_bytes(),
+        sparse::params_bytes(),
+    ]
+    .concat()
 }
 
 /// Devices that nobody has, one for each way a kernel can be tuned.
@@ -116,7 +127,10 @@ impl Variants {
 pub fn variants() -> Result<Vec<Variant>> {
     let mut found = Variants::default();
     attention::variants(&mut found)?;
+    cache::variants(&mut found)?;
+    delta::variants(&mut found)?;
     latent::variants(&mut found)?;
+    recurrent::variants(&mut found)?;
     sparse::variants(&mut found)?;
     Ok(found.0.into_values().collect())
 }

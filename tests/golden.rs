@@ -12,7 +12,7 @@ use wgpu_attention::reference::Rounding;
 use wgpu_attention::{DType, Gpu};
 
 /// Cases that are also run with 16-bit storage: one of each shape of call.
-const SIXTEEN_BIT: [&str; 7] = [
+const SIXTEEN_BIT: [&str; 9] = [
     "mla_prefill_small",
     "mla_odd_sizes",
     "rope_partial_quarter",
@@ -20,6 +20,8 @@ const SIXTEEN_BIT: [&str; 7] = [
     "attention_mha_causal",
     "attention_head_dim_80",
     "attention_learned_sinks_window",
+    "linear_gdn_three_chunks",
+    "linear_kda",
 ];
 
 fn files() -> Vec<PathBuf> {

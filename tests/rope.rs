@@ -7,6 +7,8 @@ use common::{close, gpu, noise, stored};
 use wgpu_attention::model::{Rope, RopeLayout, RopeScaling, Temperature};
 use wgpu_attention::{Angles, DType, Error, Rotary, Tensor};
 
+type Values = [(usize, f64)];
+
 fn rope(theta: f64, rotary_dim: u32, scaling: RopeScaling) -> Rope {
     Rope { scaling, ..Rope::new(theta, rotary_dim, RopeLayout::Half) }
 }
@@ -33,7 +35,7 @@ fn frequencies_of_published_models() {
         high_freq_factor: high,
         original: 8192,
     };
-    let tables: [(&str, Rope, &[(usize, f64)]); 4] = [
+    let tables: [(&str, Rope, &Values); 4] = [
         (
             "gpt-oss",
             rope(150_000.0, 64, yarn(32.0, [32.0, 1.0], false, None)),
@@ -191,7 +193,7 @@ fn temperatures_of_llama_4() {
     ];
     let positions: Vec<_> = rows.iter().map(|r| r.0).collect();
     let table = Rotary::none().temperature(llama4).table(gpu(), &positions).unwrap();
-    let ones = Tensor::from_slice(gpu(), &vec![1.0_f32; 7 * 6], [1, 1, 7, 6]).unwrap();
+    let ones = Tensor::from_slice(gpu(), &[1.0_f32; 7 * 6], [1, 1, 7, 6]).unwrap();
     let y = table.run(gpu(), &ones, DType::F32).unwrap().read::<f32>(gpu()).unwrap();
     let want: Vec<_> = rows.iter().flat_map(|r| [r.1; 6]).collect();
     close("temperature", &y, &want, 1e-6, 0.0);

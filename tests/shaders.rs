@@ -104,9 +104,10 @@ fn variants_are_valid_and_use_no_more_than_they_say() {
 
 #[test]
 fn params_have_the_layout_that_the_host_writes() {
+    let variants = shaders::variants().unwrap();
     for (kernel, bytes) in shaders::params_bytes() {
-        let variant = shaders::variants().unwrap().into_iter().find(|v| v.kernel == kernel).unwrap();
-        let (module, _) = parsed(&variant);
+        let variant = variants.iter().find(|v| v.kernel == kernel).unwrap();
+        let (module, _) = parsed(variant);
         let (_, params) = module.types.iter().find(|(_, t)| t.name.as_deref() == Some("Params")).unwrap();
         let TypeInner::Struct { span, members } = &params.inner else { panic!("Params is no struct") };
         assert_eq!(*span as usize, bytes, "{kernel}");

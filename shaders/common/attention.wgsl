@@ -26,7 +26,11 @@ struct Params {
     softcap: f32,
     // Loop bounds equal to constants: drivers would unroll loops over constants, loads and all.
     quads_k: u32, lanes: u32, stages: u32, chunk_quads: u32, stage_q: u32, stage_k: u32, stage_v: u32,
+    // Caches: slots of a ring or log2 of a page, pages in `table`, words at which scales start.
+    place: u32, pages_at: u32, pages_batch: u32, k_scales: u32, v_scales: u32,
 }
+
+//!include "common/cache_slot.wgsl"
 
 // Scores need work beyond q * k: the cap, a bias, ALiBi.
 const SHAPED: bool = SOFTCAP || BIAS || ALIBI;
@@ -44,13 +48,37 @@ fn q_offset(b: u32, head_kv: u32, row: u32) -> u32 {
         + query_of(row) * params.q_row;
 }
 
-// Where key `key` lies: caches that are paged, rings or quantised change these two functions.
+// Turn of a ring in which the tile's first key lies, and where the scales of k and v start: key_span sets them
+// once, since software adapters load parameters as they load anything else.
+var<private> turn: u32;
+var<private> scales: vec2<u32>;
+
+// Where key `key` lies.
 fn k_offset(b: u32, head_kv: u32, key: u32) -> u32 {
-    return params.k_base + b * params.k_batch + head_kv * params.k_head + key * params.k_row;
+    let slot = slot_of(b, key, turn);
+    return params.k_base + b * params.k_batch + head_kv * params.k_head + slot * params.k_row;
 }
 
 fn v_offset(b: u32, head_kv: u32, key: u32) -> u32 {
-    return params.v_base + b * params.v_batch + head_kv * params.v_head + key * params.v_row;
+    let slot = slot_of(b, key, turn);
+    return params.v_base + b * params.v_batch + head_kv * params.v_head + slot * params.v_row;
+}
+
+// What loaders of quantised rows ask for.
+fn k_scales() -> u32 {
+    return scales.x;
+}
+
+fn k_width() -> u32 {
+    return DIM_K;
+}
+
+fn v_scales() -> u32 {
+    return scales.y;
+}
+
+fn v_width() -> u32 {
+    return DIM_V;
 }
 
 fn o_offset(b: u32, head_kv: u32, row: u32, split: u32) -> u32 {
@@ -129,6 +157,8 @@ fn key_span(b: u32, row_first: u32, row_last: u32) -> Span {
         sink_end = 0;
     }
     end = max(end, first);
+    turn = turn_of(u32(first));
+    scales = vec2<u32>(params.k_scales, params.v_scales);
     let sink_tiles = (u32(sink_end) + KV_TILE - 1u) / KV_TILE;
     let tiles = sink_tiles + (u32(end - first) + KV_TILE - 1u) / KV_TILE;
     return Span(q_lo, q_hi, limit, u32(sink_end), u32(first), u32(end), sink_tiles, tiles);

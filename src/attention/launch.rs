@@ -2,7 +2,8 @@
 
 use std::ops::Range;
 
-use super::{Attention, AttentionOutput, operand, row_stride, shape_of};
+use super::cached::{Input, Kv};
+use super::{Attention, AttentionOutput, operand, row_stride};
 use crate::gpu::{Binding, Copy, DType, Gpu, Step, Table, Tensor};
 use crate::kernels::attention::{Params, Problem};
 use crate::kernels::{merge_partials, pack_words};
@@ -33,13 +34,16 @@ struct TableAt {
     q_starts: u32,
     sinks: u32,
     slopes: u32,
+    pages: u32,
 }
 
 struct Launch<'a> {
     gpu: &'a Gpu,
     problem: Problem,
     plan: AttentionPlan,
-    inputs: [&'a Tensor; 3],
+    inputs: [Input<'a>; 3],
+    /// Pages listed for a batch entry.
+    pages_batch: u32,
     bias: Option<&'a Tensor>,
     /// Where kernels write: the caller's tensor, or f32 scratch that `pack_words` then packs.
     o: Tensor,
@@ -57,11 +61,10 @@ impl Attention {
         &self,
         gpu: &Gpu,
         q: &Tensor,
-        k: &Tensor,
-        v: &Tensor,
+        kv: &Kv<'_>,
         out: &AttentionOutput,
     ) -> Result<(Vec<Copy>, Vec<Step>)> {
-        let shape = shape_of(q, k, v)?;
+        let shape = kv.shape(q)?;
         let rows = [shape.batch, shape.heads_q, shape.seq_q];
         check_output("o", &out.o, &[rows[0], rows[1], rows[2], shape.dim_v])?;
         if let Some(lse) = &out.lse {
@@ -70,19 +73,23 @@ impl Attention {
                 return Err(Error::DType { field: "lse", dtype: lse.dtype().name(), allowed: "f32" });
             }
         }
-        let operands = [operand("q", q)?, operand("k", k)?, operand("v", v)?, operand("o", &out.o)?];
-        let problem = self.problem(&shape, operands, out.lse.is_some())?;
-        self.check_shared(q, k, v, out)?;
+        let [k_operand, v_operand] = kv.operands()?;
+        let operands = [operand("q", q)?, k_operand, v_operand, operand("o", &out.o)?];
+        let mut problem = self.problem(&shape, operands, out.lse.is_some())?;
+        problem.cached = kv.cached();
+        let [k, v] = kv.inputs();
+        self.check_shared(&[("q", q.buffer()), ("k", k.buffer()), ("v", v.buffer())], out)?;
         let plan = AttentionPlan::choose(&problem, gpu.limits(), self.kernel.as_deref())?;
         if out.o.is_empty() {
             return Ok((Vec::new(), Vec::new()));
         }
-        let (table, at, copies) = self.table(gpu)?;
+        let (table, at, copies) = self.table(gpu, kv.pages())?;
         let dummy = |what| gpu.buffer(what, 16).map(|buffer| Binding { buffer, offset: 0, size: 16 });
         let mut launch = Launch {
             gpu,
             plan,
-            inputs: [q, k, v],
+            inputs: [Input::Tensor(q), k, v],
+            pages_batch: kv.pages().map_or(0, |pages| pages.shape()[1] as u32),
             bias: self.bias.as_ref(),
             o: out.o.clone(),
             lse: out.lse.clone(),
@@ -96,12 +103,11 @@ impl Attention {
         Ok((copies, steps))
     }
 
-    fn check_shared(&self, q: &Tensor, k: &Tensor, v: &Tensor, out: &AttentionOutput) -> Result<()> {
-        let inputs = [("q", q), ("k", k), ("v", v)];
-        let bias = self.bias.as_ref().map(|b| ("bias", b));
-        for (other, input) in inputs.into_iter().chain(bias) {
+    fn check_shared(&self, inputs: &[(&'static str, &wgpu::Buffer); 3], out: &AttentionOutput) -> Result<()> {
+        let bias = self.bias.as_ref().map(|b| ("bias", b.buffer()));
+        for (other, input) in inputs.iter().copied().chain(bias) {
             for (field, output) in [("o", Some(&out.o)), ("lse", out.lse.as_ref())] {
-                if output.is_some_and(|o| o.buffer() == input.buffer()) {
+                if output.is_some_and(|o| o.buffer() == input) {
                     return Err(Error::SharedBuffer { field, other });
                 }
             }
@@ -109,17 +115,18 @@ impl Attention {
         Ok(())
     }
 
-    fn table(&self, gpu: &Gpu) -> Result<(Binding, TableAt, Vec<Copy>)> {
+    fn table(&self, gpu: &Gpu, pages: Option<&Tensor>) -> Result<(Binding, TableAt, Vec<Copy>)> {
         let mut table = Table::default();
-        let mut add = |field, tensor: &Option<Tensor>| match tensor {
+        let mut add = |field, tensor: Option<&Tensor>| match tensor {
             Some(t) => table.add(field, t),
             None => Ok(0),
         };
         let at = TableAt {
-            kv_len: add("kv_len", &self.kv_len)?,
-            q_starts: add("q_starts", &self.q_starts)?,
-            sinks: add("sinks", &self.sinks)?,
-            slopes: add("alibi", &self.alibi)?,
+            kv_len: add("kv_len", self.kv_len.as_ref())?,
+            q_starts: add("q_starts", self.q_starts.as_ref())?,
+            sinks: add("sinks", self.sinks.as_ref())?,
+            slopes: add("alibi", self.alibi.as_ref())?,
+            pages: add("pages", pages)?,
         };
         let (binding, copies) = table.build(gpu)?;
         Ok((binding, at, copies))
@@ -236,11 +243,16 @@ impl Launch<'_> {
     fn misfit(&self, slab: &Slab, target: &Tensor) -> Option<Error> {
         let limits = self.gpu.limits();
         let queries = self.query_heads(&slab.heads);
-        let [q, k, v] = self.inputs;
+        let [q, k, v] = &self.inputs;
+        let target = &Input::Tensor(target);
         for (field, t, heads) in
             [("q", q, &queries), ("k", k, &slab.heads), ("v", v, &slab.heads), ("o", target, &queries)]
         {
-            let bytes = Self::span(t, &slab.batch, heads).1 as u64 * t.dtype().bytes() as u64;
+            let bytes = match t {
+                Input::Tensor(t) => Self::span(t, &slab.batch, heads).1 as u64 * t.dtype().bytes() as u64,
+                // caches are no larger than a binding
+                Input::Whole(_) => 0,
+            };
             if bytes + u64::from(limits.offset_alignment) > limits.binding_bytes.max(1 << 10) {
                 return Some(Error::Binding {
                     field,
@@ -329,25 +341,32 @@ impl Launch<'_> {
         all / tiles as u64 * (slab.tiles.len() * slab.z()) as u64
     }
 
+    /// Binding of a tensor's slab; its base, and its batch, head and row strides.
+    fn read(&self, t: &Tensor, batch: &Range<usize>, heads: &Range<usize>) -> (Binding, [u32; 4]) {
+        let (first, count) = Self::span(t, batch, heads);
+        if count == 0 {
+            return (self.dummies[0].clone(), [0; 4]);
+        }
+        let (binding, base) = t.bind(self.gpu, first, count);
+        (binding, [base, t.strides()[0] as u32, t.strides()[1] as u32, t.strides()[2] as u32])
+    }
+
     fn attend(&self, slab: &Slab, steps: &mut Vec<Step>) {
         let (gpu, p, tuning) = (self.gpu, &self.problem, &self.plan.tuning);
         let queries = self.query_heads(&slab.heads);
-        let read = |t: &Tensor, batch: &Range<usize>, heads: &Range<usize>| {
-            let (first, count) = Self::span(t, batch, heads);
-            if count == 0 {
-                return (self.dummies[0].clone(), [0; 4]);
-            }
-            let (binding, base) = t.bind(gpu, first, count);
-            (binding, [base, t.strides()[0] as u32, t.strides()[1] as u32, t.strides()[2] as u32])
+        let input = |input: &Input<'_>, heads: &Range<usize>| match input {
+            Input::Tensor(t) => self.read(t, &slab.batch, heads),
+            Input::Whole(rows) => rows.bind(slab.batch.start, heads.start),
         };
-        let [q, k, v] = self.inputs;
-        let (q_binding, q) = read(q, &slab.batch, &queries);
-        let (k_binding, k) = read(k, &slab.batch, &slab.heads);
-        let (v_binding, v) = read(v, &slab.batch, &slab.heads);
+        let [(q_binding, q), (k_binding, k), (v_binding, v)] = [
+            input(&self.inputs[0], &queries),
+            input(&self.inputs[1], &slab.heads),
+            input(&self.inputs[2], &slab.heads),
+        ];
         let (bias_binding, bias) = match self.bias {
             Some(bias) => {
                 let (batch, heads) = self.bias_ranges(bias, slab);
-                let (binding, mut at) = read(bias, &batch, &heads);
+                let (binding, mut at) = self.read(bias, &batch, &heads);
                 for axis in 0..2 {
                     if bias.shape()[axis] == 1 {
                         at[axis + 1] = 0;
@@ -366,7 +385,7 @@ impl Launch<'_> {
             let stride = held * p.dim_v as u32;
             (o, [o_base, 0, 0, 0, stride], l, [lse_base, 0, 0, held])
         } else {
-            let (o, at) = read(&self.o, &slab.batch, &queries);
+            let (o, at) = self.read(&self.o, &slab.batch, &queries);
             let (l, lse) = match &self.lse {
                 Some(t) => {
                     let four = t.strides();
@@ -392,6 +411,9 @@ impl Launch<'_> {
             q_starts_at: self.at.q_starts + slab.batch.start as u32,
             sinks_at: self.at.sinks + queries.start as u32,
             slopes_at: self.at.slopes + queries.start as u32,
+            pages_at: self.at.pages + slab.batch.start as u32 * self.pages_batch,
+            pages_batch: self.pages_batch,
+            scales: [self.inputs[1].scales(), self.inputs[2].scales()],
             ..Params::of(p, tuning)
         };
         let constants = self.plan.constants(p, gpu.limits());

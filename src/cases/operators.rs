@@ -1,7 +1,9 @@
 //! The operators that a case can name, one file a family.
 
 mod attention;
+mod delta;
 mod latent;
+mod recurrent;
 mod sparse;
 
 use std::collections::BTreeMap;
@@ -25,8 +27,20 @@ pub(super) struct Operator {
 }
 
 /// One line an operator.
-pub(super) const OPERATORS: &[Operator] =
-    &[attention::ATTENTION, latent::MLA, latent::ROPE, sparse::INDEXED_ATTENTION, sparse::NSA, sparse::TOP_K];
+pub(super) const OPERATORS: &[Operator] = &[
+    attention::ATTENTION,
+    delta::DELTA_RULE,
+    delta::GATED_DELTA_RULE,
+    delta::KDA,
+    latent::MLA,
+    latent::ROPE,
+    recurrent::CAUSAL_CONV1D,
+    recurrent::LIGHTNING,
+    recurrent::SELECTIVE_SCAN,
+    sparse::INDEXED_ATTENTION,
+    sparse::NSA,
+    sparse::TOP_K,
+];
 
 pub(super) fn named(name: &str) -> Option<&'static Operator> {
     OPERATORS.iter().find(|o| o.name == name)

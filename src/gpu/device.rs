@@ -244,12 +244,19 @@ impl Gpu {
 
     /// A storage buffer of at least `bytes` (rounded up to whole vectors).
     pub(crate) fn buffer(&self, what: &'static str, bytes: u64) -> Result<wgpu::Buffer> {
+        let bytes = bytes.max(1).next_multiple_of(16);
         self.create_buffer(what, bytes, wgpu::BufferUsages::STORAGE, false)
+    }
+
+    /// A storage buffer of `bytes` bytes, rounded up to a word only: for memory that is accounted for.
+    pub(crate) fn exact_buffer(&self, what: &'static str, bytes: u64) -> Result<wgpu::Buffer> {
+        self.create_buffer(what, bytes.max(1).next_multiple_of(4), wgpu::BufferUsages::STORAGE, false)
     }
 
     /// A storage buffer that holds `data`.
     pub(crate) fn buffer_with(&self, what: &'static str, data: &[u8]) -> Result<wgpu::Buffer> {
-        let buffer = self.create_buffer(what, data.len() as u64, wgpu::BufferUsages::STORAGE, true)?;
+        let bytes = (data.len() as u64).max(1).next_multiple_of(16);
+        let buffer = self.create_buffer(what, bytes, wgpu::BufferUsages::STORAGE, true)?;
         self.scoped(what, || {
             if let Ok(mut view) = buffer.slice(..).get_mapped_range_mut() {
                 view.slice(..data.len()).copy_from_slice(data);
@@ -262,11 +269,10 @@ impl Gpu {
     fn create_buffer(
         &self,
         what: &'static str,
-        bytes: u64,
+        size: u64,
         usage: wgpu::BufferUsages,
         mapped: bool,
     ) -> Result<wgpu::Buffer> {
-        let size = bytes.max(1).next_multiple_of(16);
         if size > self.0.limits.buffer_bytes {
             return Err(Error::Binding {
                 field: what,

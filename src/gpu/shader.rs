@@ -26,10 +26,21 @@ shader_files!(
     "attention_subgroup.wgsl",
     "attention_tiled.wgsl",
     "block_mean.wgsl",
+    "cache_append.wgsl",
+    "cache_quantise.wgsl",
+    "causal_conv1d.wgsl",
     "ceiling_copy.wgsl",
     "ceiling_multiply_add.wgsl",
     "ceiling_read.wgsl",
+    "chunk_states.wgsl",
+    "common/activation.wgsl",
     "common/attention.wgsl",
+    "common/cache_append.wgsl",
+    "common/cache_slot.wgsl",
+    "common/decay.wgsl",
+    "common/delta.wgsl",
+    "common/delta_chunk.wgsl",
+    "common/delta_params.wgsl",
     "common/indexed.wgsl",
     "common/indexer.wgsl",
     "common/load_bf16.wgsl",
@@ -40,10 +51,19 @@ shader_files!(
     "common/load_f16_native.wgsl",
     "common/load_f32.wgsl",
     "common/load_f32_element.wgsl",
+    "common/load_fp8.wgsl",
+    "common/load_int8.wgsl",
+    "common/load_q4_0.wgsl",
+    "common/load_q8_0.wgsl",
     "common/mask.wgsl",
     "common/online_softmax.wgsl",
     "common/pack_bf16.wgsl",
     "common/pack_f16.wgsl",
+    "common/quantise_fp8.wgsl",
+    "common/quantise_int8.wgsl",
+    "common/quantise_q4_0.wgsl",
+    "common/quantise_q8_0.wgsl",
+    "common/sequences.wgsl",
     "common/store_bf16.wgsl",
     "common/store_bf16_pair.wgsl",
     "common/store_f16.wgsl",
@@ -52,10 +72,20 @@ shader_files!(
     "common/store_f32_element.wgsl",
     "common/top_k.wgsl",
     "common/visible.wgsl",
+    "conv_tail.wgsl",
+    "delta_chunk_gather.wgsl",
+    "delta_chunk_output.wgsl",
+    "delta_chunk_scores.wgsl",
+    "delta_chunk_solve.wgsl",
+    "delta_chunk_state.wgsl",
+    "delta_step.wgsl",
+    "delta_step_subgroup.wgsl",
+    "gated_norm.wgsl",
     "indexed_attention.wgsl",
     "indexed_attention_subgroup.wgsl",
     "indexer.wgsl",
     "indexer_subgroup.wgsl",
+    "linear_step.wgsl",
     "merge_partials.wgsl",
     "nsa_blocks.wgsl",
     "nsa_gate.wgsl",
@@ -63,6 +93,7 @@ shader_files!(
     "pack_words.wgsl",
     "project_heads.wgsl",
     "rope.wgsl",
+    "selective_scan.wgsl",
     "top_k_count.wgsl",
     "top_k_gather.wgsl",
     "top_k_pick.wgsl",
@@ -224,7 +255,7 @@ pub(crate) fn edited(kernel: &str, constants: &Constants, edit: Option<&(String,
             line.text = line.text.replace(from, to);
         }
     }
-    let lines = unroll(lines)?;
+    let lines = unroll(&lines)?;
     let origins = lines.iter().map(|l| l.origin).collect();
     let mut text = String::new();
     for line in lines {
@@ -368,38 +399,53 @@ fn replace_words(text: &str, replace: impl Fn(&str) -> Option<String>) -> String
     out
 }
 
-fn unroll(mut lines: Vec<Line>) -> Result<Vec<Line>> {
-    while let Some(at) = lines.iter().position(|l| l.text.trim_end().ends_with("//!unroll")) {
-        let header = lines[at].clone();
+/// Writes marked loops out, innermost first: each line is copied once for each loop around it.
+fn unroll(lines: &[Line]) -> Result<Vec<Line>> {
+    let mut out = Vec::new();
+    write_out(lines, lines, &mut out)?;
+    Ok(out)
+}
+
+fn write_out(module: &[Line], lines: &[Line], out: &mut Vec<Line>) -> Result<()> {
+    let mut rest = lines;
+    while let Some((header, after)) = rest.split_first() {
+        if !header.text.trim_end().ends_with("//!unroll") {
+            out.push(header.clone());
+            rest = after;
+            continue;
+        }
         let Some((variable, bound)) = loop_header(&header.text) else {
-            return fault(&header, "unrolled loops read `for (var i = 0u; i < COUNT; i++) { //!unroll`");
+            return fault(header, "unrolled loops read `for (var i = 0u; i < COUNT; i++) { //!unroll`");
         };
-        let count = match (Constant { lines: &lines, depth: 0 }).evaluate(bound) {
+        let count = match (Constant { lines: module, depth: 0 }).evaluate(bound) {
             Ok(count) => count,
-            Err(message) => return fault(&header, format!("cannot count the loop: {message}")),
+            Err(message) => return fault(header, format!("cannot count the loop: {message}")),
         };
         let mut depth = 0i32;
-        let end = lines[at..].iter().position(|l| {
+        let end = rest.iter().position(|l| {
             let code = l.text.split("//").next().unwrap_or_default();
             depth += code.matches('{').count() as i32 - code.matches('}').count() as i32;
             depth == 0
         });
-        let Some(end) = end.map(|e| at + e) else {
-            return fault(&header, "the loop has no closing brace");
+        let Some(end) = end else {
+            return fault(header, "the loop has no closing brace");
         };
-        let body = &lines[at + 1..end];
-        let mut copies = Vec::new();
+        let mut body = Vec::new();
+        write_out(module, &rest[1..end], &mut body)?;
         for i in 0..count {
-            copies.push(Line { text: "{".into(), origin: header.origin });
-            copies.extend(body.iter().map(|l| Line {
-                text: replace_words(&l.text, |w| (w == variable).then(|| format!("{i}u"))),
-                origin: l.origin,
+            out.push(Line { text: "{".into(), origin: header.origin });
+            out.extend(body.iter().map(|l| {
+                if !l.text.contains(variable) {
+                    return l.clone();
+                }
+                let text = replace_words(&l.text, |w| (w == variable).then(|| format!("{i}u")));
+                Line { text, origin: l.origin }
             }));
-            copies.push(Line { text: "}".into(), origin: lines[end].origin });
+            out.push(Line { text: "}".into(), origin: rest[end].origin });
         }
-        lines.splice(at..=end, copies);
+        rest = &rest[end + 1..];
     }
-    Ok(lines)
+    Ok(())
 }
 
 /// Variable and bound of `for (var i = 0u; i < BOUND; i++) {`

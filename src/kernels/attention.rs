@@ -6,6 +6,7 @@ use crate::gpu::DType;
 use crate::gpu::shader::{Constants, Value};
 use crate::limits::{LOOP_ITERATIONS, Limits};
 use crate::mask::{Mask, Positions};
+use crate::model::Storage;
 use crate::{Error, Result};
 
 /// How an operand lies in memory, as far as a kernel's text depends on it.
@@ -55,6 +56,39 @@ impl Operand {
     }
 }
 
+/// Where the keys and values of a cache lie.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) enum KeyPlace {
+    /// At their positions.
+    #[default]
+    Linear,
+    /// In a ring of this many slots.
+    Ring(u32),
+    /// In pages of two to the power of this many slots, which `table` lists.
+    Paged(u32),
+}
+
+/// How keys and values lie if a cache holds them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) struct Cached {
+    pub(crate) place: KeyPlace,
+    /// Storage of keys and of values where they are quantised.
+    pub(crate) quantised: [Option<Storage>; 2],
+}
+
+impl Cached {
+    /// File of `shaders/common/` that loads keys (0) or values (1).
+    fn loader(self, which: usize, plain: Operand, limits: &Limits) -> &'static str {
+        match self.quantised[which] {
+            Some(Storage::Q8_0) => "load_q8_0",
+            Some(Storage::Q4_0) => "load_q4_0",
+            Some(Storage::Fp8) => "load_fp8",
+            Some(Storage::Int8) => "load_int8",
+            _ => plain.loader(limits),
+        }
+    }
+}
+
 /// An attention problem: everything that a plan depends on.
 #[derive(Debug, Clone, PartialEq)]
 #[expect(
@@ -85,6 +119,7 @@ pub(crate) struct Problem {
     pub(crate) scale: f32,
     /// Splits of the keys that the caller insists on.
     pub(crate) splits: Option<u32>,
+    pub(crate) cached: Cached,
 }
 
 impl Problem {
@@ -105,7 +140,14 @@ impl Problem {
 
     /// Pairs of query and visible key for one head and batch entry, at most.
     pub(crate) fn pairs(&self) -> u64 {
-        if self.q_starts { self.seq_q as u64 * self.seq_kv as u64 } else { self.positions.visible_pairs() }
+        if !self.q_starts {
+            return self.positions.visible_pairs();
+        }
+        // the host has not seen the positions: as many keys as a window or chunk shows
+        let rule = self.mask.window.filter(|_| self.mask.sink_tokens == 0).or(self.mask.chunk);
+        let sides = if self.mask.causal { 1 } else { 2 };
+        let keys = rule.map_or(self.seq_kv, |keys| self.seq_kv.min(sides * keys as usize));
+        self.seq_q as u64 * keys as u64
     }
 
     /// Floating-point operations that the operator must do.
@@ -118,7 +160,11 @@ impl Problem {
         let [sinks, rest] = self.positions.key_ranges(0..self.seq_q);
         let keys = if self.q_starts { self.seq_kv } else { sinks.len() + rest.len() };
         let queries = self.batch * self.heads_q * self.seq_q;
-        let kv = self.dim_k * self.k.dtype.bytes() + self.dim_v * self.v.dtype.bytes();
+        let row = |which: usize, dim: usize, dtype: DType| match self.cached.quantised[which] {
+            Some(storage) => storage.row_bytes(dim as u32) as usize,
+            None => dim * dtype.bytes(),
+        };
+        let kv = row(0, self.dim_k, self.k.dtype) + row(1, self.dim_v, self.v.dtype);
         let qo = self.dim_k * self.q.dtype.bytes() + self.dim_v * self.o.dtype.bytes();
         (queries * (qo + 4 * usize::from(self.lse)) + self.batch * self.heads_kv * keys * kv) as u64
     }
@@ -220,8 +266,10 @@ pub(crate) fn constants(problem: &Problem, limits: &Limits, partial: bool) -> Co
         .set("LSE", problem.lse || partial)
         .set("PARTIAL", partial)
         .set("q", problem.q.loader(limits))
-        .set("k", problem.k.loader(limits))
-        .set("v", problem.v.loader(limits))
+        .set("RING", matches!(problem.cached.place, KeyPlace::Ring(_)))
+        .set("PAGED", matches!(problem.cached.place, KeyPlace::Paged(_)))
+        .set("k", problem.cached.loader(0, problem.k, limits))
+        .set("v", problem.cached.loader(1, problem.v, limits))
         .set("bias", bias.loader(limits))
         .set("o", o.storer())
 }
@@ -262,6 +310,12 @@ pub(crate) struct Params {
     pub(crate) softcap: f32,
     /// `quads_k`, `lanes`, `stages`, `chunk_quads`, `stage_q`, `stage_k`, `stage_v`.
     pub(crate) bounds: [u32; 7],
+    /// Slots of a ring, or the logarithm of a page.
+    pub(crate) place: u32,
+    pub(crate) pages_at: u32,
+    pub(crate) pages_batch: u32,
+    /// Words at which the scales of quantised keys and values start.
+    pub(crate) scales: [u32; 2],
 }
 
 impl Params {
@@ -282,6 +336,11 @@ impl Params {
             scale: if shaped { problem.scale } else { problem.scale * std::f32::consts::LOG2_E },
             softcap: problem.softcap.unwrap_or(1.0),
             bounds: tuning.bounds,
+            place: match problem.cached.place {
+                KeyPlace::Linear => 0,
+                KeyPlace::Ring(slots) => slots,
+                KeyPlace::Paged(log2) => log2,
+            },
             ..Self::default()
         }
     }

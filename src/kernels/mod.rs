@@ -3,18 +3,27 @@
 pub(crate) mod attention;
 mod attention_subgroup;
 mod attention_tiled;
+pub(crate) mod cache_append;
+pub(crate) mod causal_conv1d;
 pub(crate) mod ceiling;
+pub(crate) mod chunk_states;
+pub(crate) mod delta_chunk;
+pub(crate) mod delta_step;
+pub(crate) mod gated_norm;
 pub(crate) mod indexed_attention;
 pub(crate) mod indexer;
+pub(crate) mod linear_step;
 pub(crate) mod merge_partials;
 pub(crate) mod nsa;
 pub(crate) mod pack_words;
 pub(crate) mod project_heads;
 pub(crate) mod rope;
+pub(crate) mod selective_scan;
 pub(crate) mod top_k;
 
 pub(crate) use attention_subgroup::AttentionSubgroup;
 pub(crate) use attention_tiled::AttentionTiled;
+use delta_step::{DeltaStep, DeltaStepSubgroup};
 
 use crate::Result;
 use crate::gpu::shader::Constants;
@@ -50,6 +59,13 @@ pub(crate) struct Registered {
 pub(crate) const REGISTRY: &[Registered] = &[
     Registered { name: AttentionSubgroup::NAME, operator: "attention", family: 'S' },
     Registered { name: AttentionTiled::NAME, operator: "attention", family: 'W' },
+    Registered { name: delta_chunk::GATHER, operator: "delta_rule", family: 'W' },
+    Registered { name: delta_chunk::SCORES, operator: "delta_rule", family: 'W' },
+    Registered { name: delta_chunk::SOLVE, operator: "delta_rule", family: 'W' },
+    Registered { name: delta_chunk::STATE, operator: "delta_rule", family: 'W' },
+    Registered { name: delta_chunk::OUTPUT, operator: "delta_rule", family: 'W' },
+    Registered { name: DeltaStepSubgroup::NAME, operator: "delta_rule", family: 'S' },
+    Registered { name: DeltaStep::NAME, operator: "delta_rule", family: 'W' },
     Registered { name: merge_partials::NAME, operator: "merge", family: 'W' },
     Registered { name: pack_words::NAME, operator: "attention", family: 'W' },
     Registered { name: rope::NAME, operator: "rope", family: 'W' },
@@ -65,6 +81,14 @@ pub(crate) const REGISTRY: &[Registered] = &[
     Registered { name: nsa::BLOCKS, operator: "nsa", family: 'W' },
     Registered { name: nsa::GATE, operator: "nsa", family: 'W' },
     Registered { name: nsa::MEAN, operator: "nsa", family: 'W' },
+    Registered { name: cache_append::APPEND, operator: "cache", family: 'W' },
+    Registered { name: cache_append::QUANTISE, operator: "cache", family: 'W' },
+    Registered { name: causal_conv1d::NAME, operator: "causal_conv1d", family: 'W' },
+    Registered { name: causal_conv1d::TAIL, operator: "causal_conv1d", family: 'W' },
+    Registered { name: linear_step::NAME, operator: "lightning_attention", family: 'W' },
+    Registered { name: selective_scan::NAME, operator: "selective_scan", family: 'W' },
+    Registered { name: gated_norm::NAME, operator: "gated_norm", family: 'W' },
+    Registered { name: chunk_states::NAME, operator: "lightning_attention", family: 'W' },
     Registered { name: ceiling::COPY, operator: "ceiling", family: 'W' },
     Registered { name: ceiling::READ, operator: "ceiling", family: 'W' },
     Registered { name: ceiling::MULTIPLY_ADD, operator: "ceiling", family: 'W' },

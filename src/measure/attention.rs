@@ -213,7 +213,7 @@ fn prepare_attention(gpu: &Gpu, inputs: &Softmax, dtype: DType) -> Result<Prepar
     })
 }
 
-fn tuning(plan: &AttentionPlan) -> String {
+pub(super) fn tuning(plan: &AttentionPlan) -> String {
     let t = &plan.tuning;
     format!(
         "{}: {} rows x {} keys, {}x{} lanes, {} split{}",
@@ -228,7 +228,7 @@ fn tuning(plan: &AttentionPlan) -> String {
 }
 
 /// Outputs that hold NaN until they are written.
-fn output(gpu: &Gpu, shape: [usize; 4]) -> Result<AttentionOutput> {
+pub(super) fn output(gpu: &Gpu, shape: [usize; 4]) -> Result<AttentionOutput> {
     let rows = [shape[0], shape[1], shape[2]];
     let poison = |shape: &[usize]| {
         let data = vec![f32::NAN; shape.iter().product()];
@@ -341,7 +341,7 @@ impl Call for Merging {
 const SAMPLES: usize = 12;
 
 /// Compares sampled rows and their log-sum-exps with what `want` says of each.
-fn sampled(
+pub(super) fn sampled(
     gpu: &Gpu,
     out: &AttentionOutput,
     want: impl Fn(usize) -> Result<(Vec<f64>, Vec<f64>)>,

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use super::{attention, sparse};
+use super::{attention, cache, delta, latent, recurrent, sparse};
 use crate::cases::{REL_L2, REL_MAX};
 use crate::limits::Limits;
 use crate::{DType, Gpu, Result};
@@ -98,7 +98,17 @@ impl Comparison {
 /// Every workload, in the order of tables.
 #[must_use]
 pub fn workloads() -> Vec<Workload> {
-    [attention::workloads(), sparse::workloads()].into_iter().flatten().collect()
+    [
+        attention::workloads(),
+        latent::workloads(),
+        sparse::workloads(),
+        delta::workloads(),
+        recurrent::workloads(),
+        cache::workloads(),
+    ]
+    .into_iter()
+    .flatten()
+    .collect()
 }
 
 impl Workload {

@@ -3,6 +3,7 @@
 use std::ops::Range;
 
 use super::{Mla, MlaOutput, MlaPath, MlaShape, MlaTensors};
+use crate::attention::Kv;
 use crate::gpu::{Copy, DType, Gpu, Step, Tensor};
 use crate::kernels::project_heads;
 use crate::mask::{Mask, Positions};
@@ -246,7 +247,7 @@ impl Launch<'_> {
     }
 
     fn attend(&mut self, attention: &Attention, qkv: [&Tensor; 3], out: &AttentionOutput) -> Result<()> {
-        let (copies, steps) = attention.launch(self.gpu, qkv[0], qkv[1], qkv[2], out)?;
+        let (copies, steps) = attention.launch(self.gpu, qkv[0], &Kv::Tensors(qkv[1], qkv[2]), out)?;
         self.copies.extend(copies);
         self.steps.extend(steps);
         Ok(())

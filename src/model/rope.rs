@@ -150,7 +150,7 @@ impl Rope {
         }
     }
 
-    /// Pairs between which YaRN's frequencies go from kept to divided.
+    /// Pairs between which `YaRN`'s frequencies go from kept to divided.
     fn yarn_ramp(&self, original: u32, betas: [f64; 2], truncate: bool) -> [f64; 2] {
         let d = f64::from(self.rotary_dim);
         let pair = |turns: f64| {

@@ -249,7 +249,7 @@ impl NativeSparseAttention {
             attention = attention.kernel(if subgroups { "attention_subgroup" } else { "attention_tiled" });
         }
         let [k, v] = &inputs.window;
-        let (more, near) = attention.launch(gpu, &inputs.q, k, v, &third)?;
+        let (more, near) = attention.launch(gpu, &inputs.q, &crate::attention::Kv::Tensors(k, v), &third)?;
         copies.extend(more);
         steps.extend(near);
         steps.extend(gate(gpu, &inputs.gates, out)?);
