@@ -328,10 +328,10 @@ fn selective_scan_of_very_many_tokens() {
     }
 }
 
-fn conv_judged(gpu: &Gpu, sizes: [usize; 4], sequences: Option<(Vec<i32>, Vec<i32>)>) -> Result<(), String> {
+fn conv_judged(gpu: &Gpu, sizes: [usize; 4], sequences: Option<&(Vec<i32>, Vec<i32>)>) -> Result<(), String> {
     let [batch, tokens, channels, taps] = sizes;
     let (x, w, bias) = (noise(1, batch * tokens * channels), noise(2, channels * taps), noise(3, channels));
-    let count = sequences.as_ref().map_or(batch, |s| s.0.len());
+    let count = sequences.map_or(batch, |s| s.0.len());
     let initial = noise(4, count * channels * (taps - 1));
     let (y, state) = causal_conv1d(&ConvCase {
         tokens,
@@ -341,12 +341,12 @@ fn conv_judged(gpu: &Gpu, sizes: [usize; 4], sequences: Option<(Vec<i32>, Vec<i3
         bias: Some(&bias),
         silu: true,
         initial: Some(&initial),
-        sequences: sequences.as_ref().map(|(s, l)| (s.as_slice(), l.as_slice())),
+        sequences: sequences.map(|(s, l)| (s.as_slice(), l.as_slice())),
     });
     let mut call = CausalConv1d::silu()
         .bias(&up(&bias, &[channels]))
         .initial_state(&up(&initial, &[count, channels, taps - 1]));
-    if let Some((starts, lengths)) = &sequences {
+    if let Some((starts, lengths)) = sequences {
         call = call.sequences(
             &Tensor::from_slice(gpu, starts, [count]).unwrap(),
             &Tensor::from_slice(gpu, lengths, [count]).unwrap(),
@@ -365,8 +365,8 @@ fn convolutions_take_any_length() {
     for sizes in [[2, 1, 5, 4], [1, 2, 70, 4], [3, 65, 7, 2], [1, 9, 3, 1], [1, 5, 3, 9]] {
         conv_judged(gpu(), sizes, None).unwrap_or_else(|why| panic!("{sizes:?}: {why}"));
     }
-    conv_judged(gpu(), [1, 80, 5, 4], Some((vec![0, 3, 10, 11], vec![3, 7, 1, 64]))).unwrap();
-    conv_judged(gpu(), [3, 20, 5, 4], Some((vec![5, 0, 19], vec![8, 0, 900]))).unwrap();
+    conv_judged(gpu(), [1, 80, 5, 4], Some(&(vec![0, 3, 10, 11], vec![3, 7, 1, 64]))).unwrap();
+    conv_judged(gpu(), [3, 20, 5, 4], Some(&(vec![5, 0, 19], vec![8, 0, 900]))).unwrap();
     conv_judged(gpu(), [1, 200_000, 3, 4], None).unwrap();
 }
 

@@ -33,7 +33,7 @@ const STATE: u32 = 4u;
 fn order_key(bits: u32) -> u32 {
     let magnitude = bits & 0x7fffffffu;
     let ordered = select(bits | 0x80000000u, ~bits, bits > 0x80000000u);
-    return select(ordered, 0u, magnitude > 0x7f800000u);
+    return select(ordered, 0u, magnitude >= 0x7f800001u);
 }
 
 fn scores_at(b: u32, query: u32) -> u32 {

@@ -73,8 +73,9 @@ impl Attention {
                 return Err(Error::DType { field: "lse", dtype: lse.dtype().name(), allowed: "f32" });
             }
         }
+        let q_operand = operand("q", q)?;
         let [k_operand, v_operand] = kv.operands()?;
-        let operands = [operand("q", q)?, k_operand, v_operand, operand("o", &out.o)?];
+        let operands = [q_operand, k_operand, v_operand, operand("o", &out.o)?];
         let mut problem = self.problem(&shape, operands, out.lse.is_some())?;
         problem.cached = kv.cached();
         let [k, v] = kv.inputs();

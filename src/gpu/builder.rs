@@ -213,6 +213,8 @@ async fn enumerate(backend: Option<Backend>) -> Vec<wgpu::Adapter> {
     };
     let mut desc = wgpu::InstanceDescriptor::new_without_display_handle_from_env();
     desc.backends = backends;
+    // debug builds would describe every line of a shader to the driver, which takes longer than compiling it
+    desc.flags = (desc.flags - wgpu::InstanceFlags::DEBUG).with_env();
     wgpu::Instance::new(desc).enumerate_adapters(backends).await
 }
 

@@ -70,7 +70,7 @@ mod tests {
             initial: None,
             sequences: None,
         });
-        let want = [0.6, 1.2, -1.314_775_472_2, -1.429_550_944_5, -0.432_120_558_8, 1.535_756_882_3];
+        let want = [0.6, 1.2, -1.314_775_472_2, -1.429_550_944_5, -0.432_120_558_8, 1.535_758_882_3];
         for (got, want) in o.iter().zip(want) {
             assert!((got - want).abs() < 1e-6, "{got} {want}");
         }
