@@ -71,11 +71,20 @@ uses_lavapipe() {
 # run_suite NAME [FILTER..]: the whole suite, its output also in target/logs/NAME.log, and shaders compiled by
 # Mesa kept in a folder of NAME's own: the key of Mesa's disk cache ignores the driver's vector width.
 run_suite() {
-    local name=$1 runner=(cargo test --lib --bins --tests --examples) # not the doc tests, as with nextest
+    local name=$1 runner=(cargo test)
     shift
-    if command -v cargo-nextest >/dev/null; then runner=(cargo nextest run); fi
+    if command -v cargo-nextest >/dev/null; then
+        runner=(cargo nextest run)
+    elif [[ " $* " != *" --test "* ]]; then
+        runner+=(--lib --bins --tests --examples) # not the doc tests, as with nextest
+    fi
     mkdir -p target/logs "target/shader-cache/$name"
     MESA_SHADER_CACHE_DIR=$PWD/target/shader-cache/$name "${runner[@]}" "$@" 2>&1 | tee "target/logs/$name.log"
+}
+
+# with_ignored: the runner's words for "those marked as slow, too".
+with_ignored() {
+    if command -v cargo-nextest >/dev/null; then echo --run-ignored all; else echo -- --include-ignored; fi
 }
 
 # closing_lines NAME: what the runner said at the end of a suite.

@@ -22,6 +22,7 @@ fn run(mut toy: Toy) {
 /// Rows as by definition to the last bit, attention over them at the bound of plain floats. V7: 80 is no multiple
 /// of 32.
 #[test]
+#[ignore = "takes long: scripts/test.sh --thorough runs it"]
 fn attention_reads_quantised_rows_linear_in_rings_and_in_pages() {
     let kernels = kernels(gpu());
     for (at, storage) in QUANTISED.into_iter().enumerate() {
