@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The whole test suite on this machine's adapter, then the golden cases and random shapes at the other subgroup
+# The whole test suite on this machine's adapter, then golden cases and random shapes at the other subgroup
 # sizes that it can have, and without optional features.
 #   --thorough: everything at every size, the slowest tests too.
 # Other arguments are filters for the test runner; with any, the doc tests are left out.
@@ -24,7 +24,7 @@ once() {
     elif [ ${#runs[@]} -eq 1 ] || [ $# -gt 1 ]; then
         run_suite "$@"
     else
-        WGPU_ATTENTION_SUBSET=1 run_suite "$1" --test golden --test rope --test device
+        WGPU_ATTENTION_SUBSET=1 run_suite "$1" --test golden --test property --test mla --test rope --test device
     fi
 }
 for width in "${widths[@]}"; do

@@ -58,7 +58,7 @@ fn faults_are_caught() {
         ("every head writes the first", "target_row(b, token) + head", "target_row(b, token)", floats),
         ("blocks share one scale", "k[k_scales() + block / 2u]", "k[k_scales()]", quantised(Q8_0, F32)),
         ("odd blocks take the even one's scale", "(16u * (block % 2u))", "0u", quantised(Q4_0, F32)),
-        ("high halves are not read", ">> (ix / 4u & 4u)", "", quantised(Q4_0, F32)),
+        ("high halves are not read", ">> ((ix / 4u) & 4u)", "", quantised(Q4_0, F32)),
         ("values are not centred", "- vec4<i32>(8)", "- vec4<i32>(7)", quantised(F32, Q4_0)),
         ("values are cut off, not rounded", "sign(value) * away", "value", quantised(Q8_0, F32)),
         (
