@@ -6,7 +6,7 @@ mod merge;
 
 pub use cached::CachedKv;
 pub(crate) use cached::{CachedRows, Kv, QueryPositions};
-pub(crate) use launch::check_output;
+pub(crate) use launch::{check_output, check_shared};
 pub(crate) use merge::merge_steps;
 pub use merge::{Partial, merge_partials, record_merge};
 
@@ -470,9 +470,10 @@ pub(crate) fn operand(field: &'static str, t: &Tensor) -> Result<Operand> {
     }
     row_stride(field, t)?;
     let start = t.offset_bytes() / t.dtype().bytes() as u64;
-    let aligned = t.shape()[3].is_multiple_of(4)
+    let last = t.shape().len() - 1;
+    let aligned = t.shape()[last].is_multiple_of(4)
         && start.is_multiple_of(4)
         && t.offset_bytes().is_multiple_of(t.dtype().bytes() as u64)
-        && t.shape().iter().zip(t.strides()).take(3).all(|(&n, &s)| n <= 1 || s % 4 == 0);
+        && t.shape().iter().zip(t.strides()).take(last).all(|(&n, &s)| n <= 1 || s % 4 == 0);
     Ok(Operand { dtype: t.dtype(), quads: aligned })
 }

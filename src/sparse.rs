@@ -19,9 +19,9 @@ use std::ops::Range;
 
 use bytemuck::{Pod, Zeroable};
 
+use crate::attention::{check_shared, operand, row_stride};
 use crate::gpu::shader::Constants;
 use crate::gpu::{Binding, Copy, DType, Gpu, Table, Tensor};
-use crate::kernels::attention::Operand;
 use crate::mask::MAX_POSITION;
 use crate::{Error, Result};
 
@@ -197,51 +197,11 @@ fn check_shape(field: &'static str, t: &Tensor, shape: &[usize]) -> Result<()> {
     Err(wrong_shape(field, t, format!("{shape:?}"), "give the tensors of one call matching shapes"))
 }
 
-/// Elements of the last axis must be neighbours.
-fn check_rows(field: &'static str, t: &Tensor) -> Result<()> {
-    let last = t.shape().len() - 1;
-    if t.shape()[last] > 1 && t.strides()[last] != 1 {
-        return Err(Error::Strides {
-            field,
-            strides: t.strides().to_vec(),
-            bound: "the last must be 1",
-            remedy: "copy the tensor so that a row's elements are neighbours",
-        });
-    }
-    Ok(())
-}
-
 fn check_dtype(field: &'static str, t: &Tensor, allowed: DType) -> Result<()> {
     if t.dtype() == allowed {
         return Ok(());
     }
     Err(Error::DType { field, dtype: t.dtype().name(), allowed: allowed.name() })
-}
-
-/// How a float tensor's rows lie in memory.
-fn operand(field: &'static str, t: &Tensor) -> Result<Operand> {
-    if !t.dtype().is_float() {
-        return Err(Error::DType { field, dtype: t.dtype().name(), allowed: "f32, f16 or bf16" });
-    }
-    check_rows(field, t)?;
-    let bytes = t.dtype().bytes() as u64;
-    let last = t.shape().len() - 1;
-    let quads = t.shape()[last].is_multiple_of(4)
-        && t.offset_bytes().is_multiple_of(4 * bytes)
-        && t.shape().iter().zip(t.strides()).take(last).all(|(&n, &s)| n <= 1 || s % 4 == 0);
-    Ok(Operand { dtype: t.dtype(), quads })
-}
-
-/// No output may lie in an input's buffer.
-fn check_shared(outputs: &[(&'static str, &Tensor)], inputs: &[(&'static str, &Tensor)]) -> Result<()> {
-    for &(field, output) in outputs {
-        for &(other, input) in inputs {
-            if output.buffer() == input.buffer() {
-                return Err(Error::SharedBuffer { field, other });
-            }
-        }
-    }
-    Ok(())
 }
 
 /// A range of each axis, the whole of those not given: what a dispatch binds of a tensor.

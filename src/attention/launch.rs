@@ -134,6 +134,21 @@ impl Attention {
     }
 }
 
+/// An output must not share a buffer with an input.
+pub(crate) fn check_shared(
+    outputs: &[(&'static str, &Tensor)],
+    inputs: &[(&'static str, &Tensor)],
+) -> Result<()> {
+    for &(field, output) in outputs {
+        for &(other, input) in inputs {
+            if output.buffer() == input.buffer() {
+                return Err(Error::SharedBuffer { field, other });
+            }
+        }
+    }
+    Ok(())
+}
+
 pub(crate) fn check_output(field: &'static str, t: &Tensor, shape: &[usize]) -> Result<()> {
     if t.shape() != shape {
         return Err(Error::Shape {

@@ -348,8 +348,7 @@ impl Tensor {
             gpu.check().await?;
             return Ok(Vec::new());
         }
-        let last: usize = self.shape.iter().zip(self.strides.iter()).map(|(n, s)| (n - 1) * s).sum();
-        let bytes = gpu.download(&self.buffer, self.offset_bytes, (last + 1) * size_of::<T>()).await?;
+        let bytes = gpu.download(&self.buffer, self.offset_bytes, self.span() * size_of::<T>()).await?;
         let at = |ix: usize| {
             let start = ix * size_of::<T>();
             bytemuck::pod_read_unaligned(&bytes[start..start + size_of::<T>()])

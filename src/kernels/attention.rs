@@ -25,11 +25,9 @@ impl Operand {
             // processors that pretend to be GPUs are slower at native half floats
             (DType::F16, true) if limits.f16 && !limits.software => "load_f16_native",
             (DType::F16, true) => "load_f16",
-            (DType::F16, false) => "load_f16_element",
             (DType::Bf16, true) => "load_bf16",
-            (DType::Bf16, false) => "load_bf16_element",
             (_, true) => "load_f32",
-            (_, false) => "load_f32_element",
+            (dtype, false) => element_loader(dtype),
         }
     }
 
@@ -86,6 +84,15 @@ impl Cached {
             Some(Storage::Int8) => "load_int8",
             _ => plain.loader(limits),
         }
+    }
+}
+
+/// File of `shaders/common/` that loads single elements, and groups of four at any place.
+pub(crate) fn element_loader(dtype: DType) -> &'static str {
+    match dtype {
+        DType::F16 => "load_f16_element",
+        DType::Bf16 => "load_bf16_element",
+        _ => "load_f32_element",
     }
 }
 

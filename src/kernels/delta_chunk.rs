@@ -1,5 +1,6 @@
 //! `delta_chunk_*`: the chunk-parallel form in five kernels, of which one walks from chunk to chunk.
 
+use super::attention::element_loader;
 use super::delta_step::{Decay, Problem, Tuning, switches};
 use crate::gpu::shader::Constants;
 use crate::limits::Limits;
@@ -118,7 +119,6 @@ pub(crate) fn constants(kernel: &str, p: &Problem, tuning: &Tuning) -> Constants
         .set("CHANNELS", p.decay == Decay::Channel);
     match kernel {
         GATHER => {
-            use super::delta_step::element_loader;
             let (q, k) = (element_loader(p.q.dtype), element_loader(p.k.dtype));
             sizes.with(switches(p)).set("q", q).set("k", k)
         }

@@ -1,5 +1,6 @@
 //! `delta_step`, `delta_step_subgroup`: the recurrence, a token after another.
 
+use super::attention::element_loader;
 use bytemuck::{Pod, Zeroable};
 
 use super::Kernel;
@@ -115,15 +116,6 @@ impl Tuning {
     /// Tokens that one dispatch can take.
     pub(crate) fn most_tokens(&self) -> u32 {
         (LOOP_ITERATIONS / 4 * 3 - 256) / self.per_token
-    }
-}
-
-/// Loader of single elements and groups of four at any place.
-pub(crate) fn element_loader(dtype: DType) -> &'static str {
-    match dtype {
-        DType::F16 => "load_f16_element",
-        DType::Bf16 => "load_bf16_element",
-        _ => "load_f32_element",
     }
 }
 

@@ -1,6 +1,7 @@
 //! What the operators with a state share: checks, sequences, whole-tensor bindings, and outputs that are packed
 //! after the kernels have written f32.
 
+pub(super) use crate::attention::check_shared;
 use crate::gpu::{Binding, Copy, DType, Gpu, Step, Table, Tensor};
 use crate::kernels::pack_words;
 use crate::{Error, Result};
@@ -81,30 +82,6 @@ pub(super) fn check_groups(gpu: &Gpu, field: &'static str, value: usize) -> Resu
     })
 }
 
-/// An output must not share a buffer with an input.
-pub(super) fn check_shared(
-    outputs: &[(&'static str, &Tensor)],
-    inputs: &[(&'static str, &Tensor)],
-) -> Result<()> {
-    for &(field, output) in outputs {
-        for &(other, input) in inputs {
-            if output.buffer() == input.buffer() {
-                return Err(Error::SharedBuffer { field, other });
-            }
-        }
-    }
-    Ok(())
-}
-
-/// Loader of single elements, and of groups of four at any place.
-pub(super) fn element_loader(dtype: DType) -> &'static str {
-    match dtype {
-        DType::F16 => "load_f16_element",
-        DType::Bf16 => "load_bf16_element",
-        _ => "load_f32_element",
-    }
-}
-
 /// A buffer that stands in for an absent tensor.
 pub(super) fn absent(gpu: &Gpu, what: &'static str) -> Result<Binding> {
     gpu.buffer(what, 16).map(|buffer| Binding { buffer, offset: 0, size: 16 })
@@ -125,9 +102,8 @@ pub(super) fn whole(gpu: &Gpu, field: &'static str, t: &Tensor) -> Result<(Bindi
     if t.is_empty() {
         return Ok((absent(gpu, "empty tensor")?, 0));
     }
-    let span: usize = t.shape().iter().zip(t.strides()).map(|(n, s)| (n - 1) * s).sum::<usize>() + 1;
-    fits(gpu, field, (span * t.dtype().bytes()) as u64)?;
-    Ok(t.bind(gpu, 0, span))
+    fits(gpu, field, t.span_bytes())?;
+    Ok(t.bind(gpu, 0, t.span()))
 }
 
 /// First token and number of tokens of each sequence, where the caller gave them.
@@ -225,3 +201,35 @@ impl Target {
         }
     }
 }
+
+/// Options that every operator over sequences with a state has.
+macro_rules! sequence_options {
+    () => {
+        /// First token and number of tokens of each sequence, both `[sequences]` in i32.
+        ///
+        /// With one batch entry, sequences lie one after another on its token axis; with more, there is one
+        /// sequence a batch entry and what lies around it is padding that is neither read nor touches the state.
+        /// Values beyond the token axis are cut there; sequences must not overlap.
+        #[must_use]
+        pub fn sequences(mut self, starts: &Tensor, lengths: &Tensor) -> Self {
+            self.sequences = Sequences(Some((starts.clone(), lengths.clone())));
+            self
+        }
+
+        /// Keeps the state before the first token and after each, on a new first axis: going back to the state
+        /// after `j` tokens is taking entry `j` (speculative decoding). Past a sequence's end the state stays.
+        #[must_use]
+        pub fn keep_states(mut self) -> Self {
+            self.keep = true;
+            self
+        }
+
+        /// Storage of the output that [`run`](Self::run) allocates; f32 by default.
+        #[must_use]
+        pub fn output(mut self, dtype: DType) -> Self {
+            self.output = dtype;
+            self
+        }
+    };
+}
+pub(super) use sequence_options;

@@ -2,10 +2,11 @@
 
 use super::common::{
     Sequences, Target, absent, axes, check_f32, check_float, check_groups, check_packed, check_shape,
-    check_shared, check_size, copy_state, element_loader, whole,
+    check_shared, check_size, copy_state, sequence_options, whole,
 };
 use crate::Result;
 use crate::gpu::{Copy, DType, Gpu, Step, Table, Tensor};
+use crate::kernels::attention::element_loader;
 use crate::kernels::causal_conv1d::{Params, Problem, TailParams, steps, tail_steps};
 
 /// Most taps of a convolution.
@@ -79,31 +80,7 @@ impl CausalConv1d {
         self
     }
 
-    /// First token and number of tokens of each sequence, both `[sequences]` in i32.
-    ///
-    /// With one batch entry, sequences lie one after another on its token axis; with more, there is one sequence a
-    /// batch entry and what lies around it is padding that is neither read nor touches the state. Values beyond the
-    /// token axis are cut there; sequences must not overlap.
-    #[must_use]
-    pub fn sequences(mut self, starts: &Tensor, lengths: &Tensor) -> Self {
-        self.sequences = Sequences(Some((starts.clone(), lengths.clone())));
-        self
-    }
-
-    /// Keeps the state before the first token and after each, on a new first axis: going back to the state after
-    /// `j` tokens is taking entry `j` (speculative decoding). Past a sequence's end the state stays.
-    #[must_use]
-    pub fn keep_states(mut self) -> Self {
-        self.keep = true;
-        self
-    }
-
-    /// Storage of `y` that [`run`](Self::run) allocates; f32 by default.
-    #[must_use]
-    pub fn output(mut self, dtype: DType) -> Self {
-        self.output = dtype;
-        self
-    }
+    sequence_options!();
 
     /// Computes into new tensors. `x` is `[batch, tokens, channels]`, `w` `[channels, taps]`; both f32, f16 or bf16,
     /// views in any layout.

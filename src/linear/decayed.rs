@@ -2,12 +2,13 @@
 
 use super::common::{
     Sequences, Target, absent, check_f32, check_float, check_groups, check_packed, check_shape, check_shared,
-    check_size, copy_state, element_loader, whole,
+    check_size, copy_state, whole,
 };
 use super::drive::{Cut, Pass, Recurrence};
 use crate::Result;
 use crate::attention::row_stride;
 use crate::gpu::{Binding, Copy, Gpu, Step, Table, Tensor};
+use crate::kernels::attention::element_loader;
 use crate::kernels::chunk_states;
 use crate::kernels::linear_step::{NAME, Params, Problem};
 

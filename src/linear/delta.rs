@@ -1,5 +1,6 @@
 //! The delta-rule operators.
 
+use super::common::{Sequences, check_f32, check_packed, check_shape, sequence_options};
 use super::delta_plan::DeltaPlan;
 use crate::attention::operand;
 use crate::gpu::{DType, Gpu, Tensor};
@@ -90,7 +91,7 @@ pub struct DeltaRule {
     pub(super) initial: Option<Tensor>,
     pub(super) gate: Option<(Tensor, Tensor)>,
     beta_factor: Option<f32>,
-    pub(super) sequences: Option<(Tensor, Tensor)>,
+    pub(super) sequences: Sequences,
     tiled: bool,
     keep: bool,
     output: DType,
@@ -106,7 +107,7 @@ impl DeltaRule {
             initial: None,
             gate: None,
             beta_factor: None,
-            sequences: None,
+            sequences: Sequences::default(),
             tiled: false,
             keep: false,
             output: DType::F32,
@@ -170,17 +171,6 @@ impl DeltaRule {
         self
     }
 
-    /// First token and number of tokens of each sequence, both `[sequences]` in i32.
-    ///
-    /// With one batch entry, sequences lie one after another on its token axis; with more, there is one sequence a
-    /// batch entry and what lies around it is padding. Neither reads nor touches tokens of no sequence. Values
-    /// beyond the token axis are cut there; sequences must not overlap.
-    #[must_use]
-    pub fn sequences(mut self, starts: &Tensor, lengths: &Tensor) -> Self {
-        self.sequences = Some((starts.clone(), lengths.clone()));
-        self
-    }
-
     /// Value heads `h, h + heads_k, h + 2 heads_k, …` share a key head (some GGUF files), instead of neighbours.
     #[must_use]
     pub fn tiled_heads(mut self) -> Self {
@@ -188,20 +178,7 @@ impl DeltaRule {
         self
     }
 
-    /// Keeps the state before the first token and after each, on a new first axis: going back to the state after
-    /// `j` tokens is taking entry `j` (speculative decoding). Past a sequence's end the state stays.
-    #[must_use]
-    pub fn keep_states(mut self) -> Self {
-        self.keep = true;
-        self
-    }
-
-    /// Storage of `o` that [`run`](Self::run) allocates; f32 by default.
-    #[must_use]
-    pub fn output(mut self, dtype: DType) -> Self {
-        self.output = dtype;
-        self
-    }
+    sequence_options!();
 
     /// Insists on one way to compute: `delta_step_subgroup`, `delta_step` or `delta_chunk`.
     #[must_use]
@@ -296,7 +273,8 @@ impl DeltaRule {
         check_shape("k", inputs.k, &[batch, tokens, heads_k, dim_k])?;
         check_shape("v", inputs.v, &[batch, tokens, heads, dim_v])?;
         check_shape("beta", inputs.beta, &[batch, tokens, heads])?;
-        check_packed_f32("beta", inputs.beta)?;
+        check_f32("beta", inputs.beta)?;
+        check_packed("beta", inputs.beta)?;
         for (field, width) in [("dim_k", dim_k), ("dim_v", dim_v)] {
             if width == 0 || width > MAX_WIDTH {
                 return Err(Error::OutOfRange {
@@ -315,23 +293,13 @@ impl DeltaRule {
                 remedy: "give each key head the same number of value heads",
             });
         }
-        let mut sequences = batch;
-        if let Some((starts, lengths)) = &self.sequences {
-            if batch == 1 {
-                sequences = starts.len();
-            }
-            for (field, t) in [("starts", starts), ("lengths", lengths)] {
-                check_shape(field, t, &[sequences])?;
-                if t.dtype() != DType::I32 {
-                    return Err(Error::DType { field, dtype: t.dtype().name(), allowed: "i32" });
-                }
-            }
-        }
+        let sequences = self.sequences.count(batch)?;
         let shape = DeltaShape { sequences, tokens, heads_k, heads, dim_k, dim_v };
         self.check_gates(inputs, batch, &shape)?;
         if let Some(initial) = &self.initial {
             check_shape("initial_state", initial, &[sequences, heads, dim_k, dim_v])?;
-            check_packed_f32("initial_state", initial)?;
+            check_f32("initial_state", initial)?;
+            check_packed("initial_state", initial)?;
         }
         let eps = self.l2norm.unwrap_or(0.0);
         for (field, value) in [("eps", eps), ("scale", self.scale_of(&shape)), ("factor", self.numbers()[1])]
@@ -393,9 +361,11 @@ impl DeltaRule {
                 });
             }
             check_shape("a_log", a_log, &[heads])?;
-            check_packed_f32("a_log", a_log)?;
+            check_f32("a_log", a_log)?;
+            check_packed("a_log", a_log)?;
             check_shape("dt_bias", dt_bias, &[&[heads], channels].concat())?;
-            check_packed_f32("dt_bias", dt_bias)?;
+            check_f32("dt_bias", dt_bias)?;
+            check_packed("dt_bias", dt_bias)?;
         }
         Ok(())
     }
@@ -418,35 +388,8 @@ impl DeltaRule {
             gate_logits: self.gate.is_some(),
             beta_logits: self.beta_factor.is_some(),
             l2norm: self.l2norm.is_some(),
-            ragged: self.sequences.is_some(),
+            ragged: self.sequences.ragged(),
             keep: self.keep,
         })
     }
-}
-
-pub(super) fn check_shape(field: &'static str, t: &Tensor, expected: &[usize]) -> Result<()> {
-    if t.shape() == expected {
-        return Ok(());
-    }
-    Err(Error::Shape {
-        field,
-        shape: t.shape().to_vec(),
-        expected: format!("{expected:?}"),
-        remedy: "give tensors of one call",
-    })
-}
-
-pub(super) fn check_packed_f32(field: &'static str, t: &Tensor) -> Result<()> {
-    if t.dtype() != DType::F32 {
-        return Err(Error::DType { field, dtype: t.dtype().name(), allowed: "f32" });
-    }
-    if !t.is_packed() {
-        return Err(Error::Strides {
-            field,
-            strides: t.strides().to_vec(),
-            bound: "it must be packed",
-            remedy: "copy it into a packed tensor",
-        });
-    }
-    Ok(())
 }

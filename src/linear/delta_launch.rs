@@ -1,8 +1,9 @@
 //! From a delta rule's tensors to dispatches: sequences and tokens that fit the device's limits.
 
+use super::common::{check_f32, check_float, check_packed, check_shape};
 use std::ops::Range;
 
-use super::delta::{DeltaInputs, DeltaOutput, DeltaRule, DeltaShape, check_packed_f32, check_shape};
+use super::delta::{DeltaInputs, DeltaOutput, DeltaRule, DeltaShape};
 use super::delta_plan::DeltaPlan;
 use crate::gpu::{Binding, Copy, DType, Gpu, Step, Table, Tensor};
 use crate::kernels::delta_step::{DeltaStep, Params, Problem};
@@ -58,10 +59,7 @@ impl DeltaRule {
         let mut params = self.params(&shape, inputs);
         let mut table = Table::default();
         params.beta_at = table.add("beta", inputs.beta)?;
-        if let Some((starts, lengths)) = &self.sequences {
-            params.starts_at = table.add("starts", starts)?;
-            params.lengths_at = table.add("lengths", lengths)?;
-        }
+        [params.starts_at, params.lengths_at] = self.sequences.add(&mut table)?;
         if let Some((a_log, dt_bias)) = &self.gate {
             params.a_log_at = table.add("a_log", a_log)?;
             params.dt_bias_at = table.add("dt_bias", dt_bias)?;
@@ -110,23 +108,11 @@ impl DeltaRule {
 
     fn check_outputs(&self, inputs: &DeltaInputs<'_>, out: &DeltaOutput, shape: &DeltaShape) -> Result<()> {
         check_shape("o", &out.o, inputs.v.shape())?;
-        if !out.o.dtype().is_float() {
-            return Err(Error::DType {
-                field: "o",
-                dtype: out.o.dtype().name(),
-                allowed: "f32, f16 or bf16",
-            });
-        }
-        if !out.o.is_packed() {
-            return Err(Error::Strides {
-                field: "o",
-                strides: out.o.strides().to_vec(),
-                bound: "it must be packed",
-                remedy: "give o a packed tensor",
-            });
-        }
+        check_float("o", out.o.dtype())?;
+        check_packed("o", &out.o)?;
         check_shape("state", &out.state, &self.state_shape(shape))?;
-        check_packed_f32("state", &out.state)?;
+        check_f32("state", &out.state)?;
+        check_packed("state", &out.state)?;
         let read = [("q", Some(inputs.q)), ("k", Some(inputs.k)), ("v", Some(inputs.v)), ("g", inputs.g)];
         for (field, output) in [("o", &out.o), ("state", &out.state)] {
             for (other, input) in read {

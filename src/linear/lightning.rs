@@ -1,6 +1,6 @@
 //! Lightning attention (`MiniMax`).
 
-use super::common::{Sequences, axes, check_float};
+use super::common::{Sequences, axes, check_float, sequence_options};
 use super::decayed::Decayed;
 use crate::Result;
 use crate::gpu::{DType, Gpu, Tensor};
@@ -62,31 +62,7 @@ impl LightningAttention {
         self
     }
 
-    /// First token and number of tokens of each sequence, both `[sequences]` in i32.
-    ///
-    /// With one batch entry, sequences lie one after another on its token axis; with more, there is one sequence a
-    /// batch entry and what lies around it is padding that is neither read nor touches the state. Values beyond the
-    /// token axis are cut there; sequences must not overlap.
-    #[must_use]
-    pub fn sequences(mut self, starts: &Tensor, lengths: &Tensor) -> Self {
-        self.sequences = Sequences(Some((starts.clone(), lengths.clone())));
-        self
-    }
-
-    /// Keeps the state before the first token and after each, on a new first axis: going back to the state after
-    /// `j` tokens is taking entry `j` (speculative decoding). Past a sequence's end the state stays.
-    #[must_use]
-    pub fn keep_states(mut self) -> Self {
-        self.keep = true;
-        self
-    }
-
-    /// Storage of the output that [`run`](Self::run) allocates; f32 by default.
-    #[must_use]
-    pub fn output(mut self, dtype: DType) -> Self {
-        self.output = dtype;
-        self
-    }
+    sequence_options!();
 
     /// Insists on one way to compute: `linear_step`, a token after another, or `linear_chunk`, chunks side by side.
     #[must_use]

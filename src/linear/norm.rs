@@ -1,9 +1,8 @@
 //! The gated normalisation behind linear attention and state-space layers.
 
-use super::common::{
-    Target, check_float, check_packed, check_shape, check_shared, check_size, element_loader, whole,
-};
+use super::common::{Target, check_float, check_packed, check_shape, check_shared, check_size, whole};
 use crate::gpu::{DType, Gpu, Step, Tensor};
+use crate::kernels::attention::element_loader;
 use crate::kernels::gated_norm::{MAX_GROUP, Params, Problem, steps};
 use crate::{Error, Result};
 

@@ -2,12 +2,13 @@
 
 use super::common::{
     Sequences, Target, absent, axes, check_f32, check_float, check_groups, check_packed, check_shape,
-    check_shared, check_size, copy_state, element_loader, whole,
+    check_shared, check_size, copy_state, sequence_options, whole,
 };
 use super::drive::{Cut, Pass, Recurrence};
 use crate::Result;
 use crate::attention::row_stride;
 use crate::gpu::{Binding, Copy, DType, Gpu, Step, Table, Tensor};
+use crate::kernels::attention::element_loader;
 use crate::kernels::chunk_states;
 use crate::kernels::selective_scan::{LANES, MAX_DIM, NAME, Params, Problem};
 
@@ -166,31 +167,7 @@ impl SelectiveScan {
         self
     }
 
-    /// First token and number of tokens of each sequence, both `[sequences]` in i32.
-    ///
-    /// With one batch entry, sequences lie one after another on its token axis; with more, there is one sequence a
-    /// batch entry and what lies around it is padding that is neither read nor touches the state. Values beyond the
-    /// token axis are cut there; sequences must not overlap.
-    #[must_use]
-    pub fn sequences(mut self, starts: &Tensor, lengths: &Tensor) -> Self {
-        self.sequences = Sequences(Some((starts.clone(), lengths.clone())));
-        self
-    }
-
-    /// Keeps the state before the first token and after each, on a new first axis: going back to the state after
-    /// `j` tokens is taking entry `j` (speculative decoding). Past a sequence's end the state stays.
-    #[must_use]
-    pub fn keep_states(mut self) -> Self {
-        self.keep = true;
-        self
-    }
-
-    /// Storage of the output that [`run`](Self::run) allocates; f32 by default.
-    #[must_use]
-    pub fn output(mut self, dtype: DType) -> Self {
-        self.output = dtype;
-        self
-    }
+    sequence_options!();
 
     /// Insists on one way to compute: `selective_scan`, a token after another, or `selective_scan_chunk`, chunks side by side.
     #[must_use]

@@ -3,8 +3,8 @@
 use std::ops::Range;
 
 use super::{
-    Prefix, Resolved, axes, bind, check_dtype, check_rows, check_shape, check_shared, operand,
-    parameter_scale, stand_in, strides, wrong_shape,
+    Prefix, Resolved, axes, bind, check_dtype, check_shape, check_shared, operand, parameter_scale,
+    row_stride, stand_in, strides, wrong_shape,
 };
 use crate::attention::{AttentionOutput, MAX_DIM};
 use crate::gpu::{Binding, DType, Gpu, Step, Tensor};
@@ -198,7 +198,7 @@ impl IndexedAttention {
                     format!("[{batch}, {seq_q}, entries] or [{batch}, {heads_kv}, {seq_q}, entries]");
                 return Err(wrong_shape("indices", indices, expected, "give each query a list"));
             }
-            check_rows("indices", indices)?;
+            row_stride("indices", indices)?;
             slots = entries.saturating_mul(self.block as usize);
         }
         if slots > 1 << 29 {
@@ -223,7 +223,7 @@ impl IndexedAttention {
         if let Some(lse) = &out.lse {
             check_dtype("lse", lse, DType::F32)?;
             check_shape("lse", lse, &[batch, heads_q, seq_q])?;
-            check_rows("lse", lse)?;
+            row_stride("lse", lse)?;
             check_shared(&[("lse", lse)], &[("o", &out.o)])?;
             outputs.push(("lse", lse));
         }

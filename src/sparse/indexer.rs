@@ -3,8 +3,8 @@
 use std::ops::Range;
 
 use super::{
-    Prefix, Resolved, axes, bind, check_dtype, check_rows, check_shape, check_shared, operand,
-    parameter_scale, stand_in, strides, wrong_shape,
+    Prefix, Resolved, axes, bind, check_dtype, check_shape, check_shared, operand, parameter_scale,
+    row_stride, stand_in, strides, wrong_shape,
 };
 use crate::attention::MAX_DIM;
 use crate::gpu::{Binding, DType, Gpu, Step, Tensor};
@@ -147,7 +147,7 @@ impl Indexer {
         let [batch, seq_q, ..] = axes::<4>("q", q, "[batch, seq_q, heads, dim]")?;
         check_dtype("scores", scores, DType::F32)?;
         check_shape("scores", scores, &[batch, seq_q, launch.seq_kv])?;
-        check_rows("scores", scores)?;
+        row_stride("scores", scores)?;
         check_shared(&[("scores", scores)], &[("q", q), ("k", k.tensor()), ("w", w)])?;
         if let IndexKeys::E4m3 { scale, .. } = &k {
             check_shared(&[("scores", scores)], &[("key scale", scale)])?;
@@ -183,13 +183,13 @@ impl Indexer {
         }
         check_dtype("w", w, DType::F32)?;
         check_shape("w", w, &[batch, seq_q, heads])?;
-        check_rows("w", w)?;
+        row_stride("w", w)?;
         if let IndexKeys::E4m3 { words, scale } = k {
             check_dtype("k", words, DType::U32)?;
-            check_rows("k", words)?;
+            row_stride("k", words)?;
             check_dtype("key scale", scale, DType::F32)?;
             check_shape("key scale", scale, &[batch, seq_kv])?;
-            check_rows("key scale", scale)?;
+            row_stride("key scale", scale)?;
         }
         let floats = match k {
             IndexKeys::Float(t) => Some(operand("k", t)?),

@@ -2,8 +2,8 @@
 
 use super::indexed::IndexedAttention;
 use super::{
-    Prefix, Seen, TopK, TopKOutput, axes, bind, check_dtype, check_rows, check_shape, check_shared, operand,
-    parameter_scale, strides, top_k,
+    Prefix, Seen, TopK, TopKOutput, axes, bind, check_dtype, check_shape, check_shared, operand,
+    parameter_scale, row_stride, strides, top_k,
 };
 use crate::attention::{Attention, AttentionOutput};
 use crate::gpu::{Binding, Copy, DType, Gpu, Step, Tensor};
@@ -213,7 +213,7 @@ impl NativeSparseAttention {
         check_shape("window v", &inputs.window[1], &[batch, heads_kv, seq_kv, dim_v])?;
         check_dtype("gates", &inputs.gates, DType::F32)?;
         check_shape("gates", &inputs.gates, &[batch, heads_q, seq_q, 3])?;
-        check_rows("gates", &inputs.gates)?;
+        row_stride("gates", &inputs.gates)?;
         self.check_outputs(inputs, out, [batch, heads_q, heads_kv, seq_q, dim_v])?;
         let scale = parameter_scale("scale", self.scale.unwrap_or((dim_k as f32).powf(-0.5)), false)?;
         let q_start = self.q_start.unwrap_or(seq_kv as i64 - seq_q as i64);

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::{Prefix, Resolved, axes, bind, check_dtype, check_rows, check_shape, check_shared, strides};
+use super::{Prefix, Resolved, axes, bind, check_dtype, check_shape, check_shared, row_stride, strides};
 use crate::gpu::{DType, Gpu, Step, Tensor};
 use crate::kernels::top_k::{self as kernel, Params};
 use crate::{Error, Result};
@@ -106,7 +106,7 @@ impl TopK {
         let [batch, seq_q, seq_kv] = axes("scores", scores, "[batch, seq_q, seq_kv]")?;
         self.check(seq_kv)?;
         check_dtype("scores", scores, DType::F32)?;
-        check_rows("scores", scores)?;
+        row_stride("scores", scores)?;
         self.check_outputs(out, batch, seq_q)?;
         check_shared(&[("indices", &out.indices), ("counts", &out.counts)], &[("scores", scores)])?;
         let resolved = self.visible.resolve(gpu, batch, seq_q, seq_kv)?;
@@ -130,7 +130,7 @@ impl TopK {
     pub(super) fn check_outputs(&self, out: &TopKOutput, batch: usize, seq_q: usize) -> Result<()> {
         check_dtype("indices", &out.indices, DType::I32)?;
         check_shape("indices", &out.indices, &[batch, seq_q, self.k])?;
-        check_rows("indices", &out.indices)?;
+        row_stride("indices", &out.indices)?;
         check_dtype("counts", &out.counts, DType::U32)?;
         check_shape("counts", &out.counts, &[batch, seq_q])?;
         check_shared(&[("counts", &out.counts)], &[("indices", &out.indices)])
